@@ -1,0 +1,33 @@
+"""The command line: one file per command, each a plain function that ``main`` registers."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from rich.console import Console
+
+from eata.cli import corrupt, data, train
+
+app = typer.Typer(
+    name="eata",
+    help="Keep a trained PyTorch classifier accurate while the world shifts under it.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(data.app, name="data")
+app.command()(corrupt.corrupt)
+app.command()(train.train)
+
+
+def main() -> None:
+    """Run the command line; what the user can mend is said in one sentence, with exit code 2."""
+    try:
+        app()
+    except (ValueError, OSError) as problem:
+        Console(stderr=True).print(f"eata: {problem}", style="bold red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("eata: stopped; what was finished is kept.", soft_wrap=True)
+        sys.exit(130)
