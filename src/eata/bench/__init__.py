@@ -1,0 +1,1 @@
+"""The paper's experiments: protocol -> cells -> store -> tables, plots and report."""
