@@ -1,0 +1,26 @@
+"""Test-time adaptation of PyTorch classifiers: efficient, and without forgetting (EATA, Niu et al., ICML 2022)."""
+
+from eata import data, functional, models
+from eata.adapter import Adapter, Stats
+from eata.importance import fisher, in_distribution
+from eata.methods import BN, EATA, ETA, Source, Tent, method, preset
+from eata.norm import check
+
+__all__ = [
+    "BN",
+    "EATA",
+    "ETA",
+    "Adapter",
+    "Source",
+    "Stats",
+    "Tent",
+    "check",
+    "data",
+    "fisher",
+    "functional",
+    "in_distribution",
+    "method",
+    "models",
+    "preset",
+]
+__version__ = "0.1.0"

@@ -1,0 +1,30 @@
+"""BN adaptation (Schneider et al. 2020): statistics of the batch mixed with those of the source."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from eata.adapter import Adapter, in_range
+
+
+class BN(Adapter):
+    """BatchNorm statistics N/(N+n) * source + n/(N+n) * batch, with n the samples of the batch at hand. No gradient.
+
+    Args:
+        net: a model with BatchNorm layers that have running statistics.
+        prior: N, how many samples the source statistics count for; the paper's 256 (with batches of 256). 0 uses the
+            batch alone.
+
+    >>> import torch
+    >>> net = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 3))
+    >>> BN(net, prior=16)(torch.randn(4, 2)).shape
+    torch.Size([4, 3])
+    """
+
+    def __init__(self, net: nn.Module, prior: float = 256) -> None:
+        in_range("prior", prior, low=0.0)
+        layers = [module for module in net.modules() if isinstance(module, _BatchNorm)]
+        if not layers or any(layer.running_mean is None for layer in layers):
+            raise ValueError("eata.BN mixes the running statistics of BatchNorm layers, and this net has none.")
+        super().__init__(net, prior=prior)
