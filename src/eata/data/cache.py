@@ -1,0 +1,43 @@
+"""Where data sets are kept between runs, and arrays in it that are whole or absent."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eata.files import replacing
+
+
+def folder() -> Path:
+    """The cache folder: ``$EATA_DATA``, else ``eata`` in ``$XDG_CACHE_HOME`` or in ``~/.cache``.
+
+    >>> folder().is_absolute()
+    True
+    """
+    chosen = os.environ.get("EATA_DATA")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "eata"
+
+
+def save(path: Path, array: NDArray[Any]) -> None:
+    """Write ``array`` as a .npy file that is whole or absent."""
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        np.save(file, array, allow_pickle=False)
+
+
+def load(path: Path, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+    """Read a .npy file that must hold an array of this shape and type; a ``ValueError`` says what else it holds."""
+    try:
+        array: NDArray[Any] = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError) as problem:
+        raise ValueError(f"{path} is damaged ({problem}); remove it and fetch or make it again.") from None
+    if array.shape != shape or array.dtype != dtype:
+        raise ValueError(
+            f"{path} holds {array.dtype} {array.shape}, not {dtype} {shape}; remove it and fetch or make it again."
+        )
+    return array

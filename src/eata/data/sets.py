@@ -1,0 +1,175 @@
+"""``load``: from the name of a data set to a stream of its images."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from torch import Tensor
+
+from eata.data import cache, cifar10, digits, imagenet, images
+from eata.data.stream import ArrayStream, Stream
+
+SPECS = ("digits", "cifar10", "cifar10-c[:PATH]", "imagenet:PATH", "imagenet-c:PATH", "imagenet-r:PATH", "folder:PATH")
+SEVERITIES = range(1, 6)
+
+Item = TypeVar("Item")
+
+
+def load(
+    spec: str,
+    *,
+    split: str = "test",
+    corruption: str | None = None,
+    severity: int = 5,
+    limit: int | None = None,
+    size: int = 224,
+) -> Stream:
+    """A stream of one data set, clean or under one corruption.
+
+    | spec | what |
+    |---|---|
+    | ``digits`` | scikit-learn's, 32x32, 897 for training, 900 for testing |
+    | ``cifar10`` | from the cache folder (``eata data get cifar10``) |
+    | ``cifar10-c[:PATH]`` | the published files in PATH (default: ``CIFAR-10-C`` in the cache folder), else made here |
+    | ``imagenet:PATH`` | ``PATH[/val]/<wnid>/*.JPEG``, resized and cropped |
+    | ``imagenet-c:PATH`` | ``PATH/<corruption>/<severity>/<wnid>/*.JPEG``, cropped |
+    | ``imagenet-r:PATH`` | ``PATH[/imagenet-r]/<wnid>/*``, resized and cropped, 200 of the 1,000 classes |
+    | ``folder:PATH`` | any images: ``PATH/<class>/**`` with labels, or files right in PATH without |
+
+    Args:
+        spec: one of the above.
+        split: ``"test"`` or ``"train"``, where the set has both.
+        corruption: one of ``eata.data.CORRUPTIONS``; ``None`` means clean. Where the published images are not at hand
+            the corruption is made here, and ``stream.generated`` says so.
+        severity: 1 to 5, of the corruption.
+        limit: take only so many images: the first of digits and CIFAR-10, whose own order is mixed already (so only
+            those need to be corrupted), and evenly spread ones of image files, which are sorted by class.
+        size: side in pixels of images read from files: those of another size are resized and cropped to a square.
+
+    >>> stream = load("digits", limit=100)
+    >>> len(stream), stream.name, stream.generated
+    (100, 'digits', False)
+    """
+    kind, _, rest = spec.partition(":")
+    path = Path(rest).expanduser() if rest else None
+    known = {name.partition(":")[0].removesuffix("["): name for name in SPECS}
+    if kind not in known:
+        raise ValueError(f"There is no data set {kind!r}{_nearest(kind, known)}; known are {', '.join(SPECS)}.")
+    if path is None and known[kind].endswith(":PATH"):
+        raise ValueError(f"{kind!r} needs its folder: write {known[kind]}.")
+    if path is not None and ":" not in known[kind]:
+        raise ValueError(f"{kind!r} takes no path; write {kind!r} alone.")
+    if split not in ("train", "test"):
+        raise ValueError(f"There is no split {split!r}; take 'train' or 'test'.")
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit={limit} leaves no images; take 1 or more, or None for all.")
+    if corruption is not None and severity not in SEVERITIES:
+        raise ValueError(f"There is no severity {severity}; take 1 to 5.")
+    if path is None:
+        return _from_arrays(kind, split, corruption, severity, limit)
+    if not path.is_dir():
+        raise FileNotFoundError(f"{path} is not a folder.")
+    if kind == "cifar10-c":
+        return _published_cifar10(path, split, corruption, severity, limit)
+    return _from_files(kind, path, split, corruption, severity, limit, size)
+
+
+def _from_arrays(kind: str, split: str, corruption: str | None, severity: int, limit: int | None) -> Stream:
+    unpacked = cache.folder() / cifar10.PUBLISHED
+    if kind == "cifar10-c" and unpacked.is_dir():
+        return _published_cifar10(unpacked, split, corruption, severity, limit)
+    source = digits if kind == "digits" else cifar10
+    name = _name(kind, corruption, severity)
+    if corruption is not None:
+        _check_corruption(corruption)
+    pixels, labels = source.arrays(split)
+    if corruption is None:
+        pixels = pixels[:limit]
+    elif source is cifar10 and split == "test":
+        pixels = cifar10.generated(pixels, corruption, severity, limit)
+    else:
+        pixels = cifar10.corrupted(pixels[:limit], corruption, severity)
+    return ArrayStream(name, source.CLASSES, pixels, labels[:limit], generated=corruption is not None)
+
+
+def _published_cifar10(path: Path, split: str, corruption: str | None, severity: int, limit: int | None) -> Stream:
+    if corruption is None:  # the published files have no clean images
+        return _from_arrays("cifar10", split, None, severity, limit)
+    if split == "train":
+        raise ValueError("CIFAR-10-C has no training split; take cifar10, whose images are corrupted here.")
+    pixels, labels = cifar10.published(path, corruption, severity)
+    return ArrayStream(_name("cifar10-c", corruption, severity), cifar10.CLASSES, pixels[:limit], labels[:limit])
+
+
+def _from_files(
+    kind: str, path: Path, split: str, corruption: str | None, severity: int, limit: int | None, size: int
+) -> Stream:
+    class_names: Sequence[str] = imagenet.names()
+    class_index: Sequence[int] | None = None
+    prepare = partial(images.resize_and_crop, side=size)
+    made_here = corruption
+    if kind != "imagenet" and split == "train":
+        raise ValueError(f"{kind}:PATH has no training split; name the folder of the images that you want.")
+    if kind == "imagenet":
+        files, labels = imagenet.labelled(imagenet.clean_folder(path, split), imagenet.full_index())
+    elif kind == "imagenet-c":
+        if corruption is None:
+            raise ValueError("ImageNet-C has no clean images; name a corruption, or take imagenet:PATH.")
+        folder, made_here = imagenet.corrupted_folder(path, corruption, severity), None
+        files, labels = imagenet.labelled(folder, imagenet.full_index())
+        prepare = partial(images.crop, side=size)  # they are stored at 224x224
+    elif kind == "imagenet-r":
+        inner = path / "imagenet-r"
+        files, labels = imagenet.labelled(inner if inner.is_dir() else path, imagenet.rendition_labels())
+        class_index = imagenet.rendition_index()
+        class_names = [class_names[place] for place in class_index]
+    else:
+        files, labels, class_names = images.by_subfolder(path)
+        prepare = partial(images.fit, side=size)
+    return images.FileStream(
+        _name(kind, corruption, severity),
+        class_names,
+        path,
+        _spread(files, limit),
+        _spread(labels, limit),
+        prepare,
+        recipe=f"{prepare.func.__name__} {size} {made_here} {severity if made_here else ''}",
+        class_index=class_index,
+        corrupt=_corruptor(made_here, severity) if made_here else None,
+    )
+
+
+def _corruptor(corruption: str, severity: int) -> Callable[[Tensor, int], Tensor]:
+    _check_corruption(corruption)
+    from eata.data.corruptions import corrupt
+
+    return lambda image, number: corrupt(image, corruption, severity, first=number)
+
+
+def _spread(items: Sequence[Item], limit: int | None) -> Sequence[Item]:
+    if limit is None or limit >= len(items):
+        return items
+    return [items[number * len(items) // limit] for number in range(limit)]
+
+
+def _name(kind: str, corruption: str | None, severity: int) -> str:
+    return f"{kind} {corruption} {severity}" if corruption else kind
+
+
+def _check_corruption(corruption: str) -> None:
+    from eata.data.corruptions import CORRUPTIONS
+
+    if corruption not in CORRUPTIONS:
+        raise ValueError(
+            f"There is no corruption {corruption!r}{_nearest(corruption, CORRUPTIONS)}; "
+            f"known are {', '.join(CORRUPTIONS)}."
+        )
+
+
+def _nearest(word: str, known: Sequence[str] | dict[str, str]) -> str:
+    close = difflib.get_close_matches(word, known, 1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
