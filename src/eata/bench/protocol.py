@@ -1,0 +1,231 @@
+"""From a request to its cells: which streams are run, by which method, on which network."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+from eata.bench.experiments import NATURAL, Experiment, Setting, Variant, find, nearest
+
+BATCH = 64
+FISHER_SAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What goes with a kind of data: the preset, the published family, the networks, and the clean images."""
+
+    preset: str
+    family: str
+    nets: Mapping[str, str]
+    clean: str | None
+
+
+_CIFAR10 = Traits(
+    "cifar10", "cifar10-c", {"bn": "resnet26-bn-cifar10", "gn": "resnet26-gn-rotation-cifar10"}, clean="cifar10"
+)
+_IMAGENET = Traits("imagenet", "imagenet-c", {"bn": "torchvision/resnet50"}, clean=None)
+TRAITS = {
+    "digits": Traits("digits", "digits", {"bn": "resnet26-bn-digits"}, clean="digits"),
+    "cifar10": _CIFAR10,
+    "cifar10-c": _CIFAR10,
+    "imagenet": _IMAGENET,
+    "imagenet-c": _IMAGENET,
+    "imagenet-r": replace(_IMAGENET, family="imagenet-r"),
+    "folder": replace(_IMAGENET, family="folder", nets={}),
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for; a run is made for exactly this.
+
+    Attributes:
+        experiment: name of an experiment.
+        data: where the streams come from, such as ``"cifar10"`` or ``"imagenet-c:PATH"``.
+        clean: in-distribution images for the clean error and the Fisher information; None: what goes with the data.
+        models: networks; none: what goes with the data.
+        limit: images a stream; None: all.
+        severities: 1 to 5; none: the experiment's.
+        methods: rows or methods; none: all but the slow ones.
+        seeds: of the order; none: the experiment's.
+        batch: images a batch; None: 64, and 256 for BN, as in the paper.
+        threads: of a cell. Part of the request because it decides the last bits of the results.
+    """
+
+    experiment: str
+    data: str
+    clean: str | None = None
+    models: tuple[str, ...] = ()
+    limit: int | None = None
+    severities: tuple[int, ...] = ()
+    methods: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+    batch: int | None = None
+    threads: int = 1
+
+    @property
+    def traits(self) -> Traits:
+        """What goes with the data."""
+        kind = self.data.partition(":")[0]
+        if kind not in TRAITS:
+            raise nearest("data set", kind, TRAITS)
+        return TRAITS[kind]
+
+    @property
+    def clean_data(self) -> str | None:
+        """Where the clean images come from, if there are any."""
+        if self.clean:
+            return self.clean
+        return self.data if self.data.startswith("imagenet:") else self.traits.clean
+
+    def net(self, kind: str) -> str:
+        """The network of this kind (``"bn"`` or ``"gn"``); the user's own serves for both."""
+        known = self.traits.nets
+        if self.models:
+            return self.models[0]
+        if not known:
+            raise ValueError(f"Which model is to be adapted to {self.data}? Name it with --model.")
+        return known.get(kind, known["bn"])
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One pass over one set of images.
+
+    Attributes:
+        corruption: None for the images as they are, ``"mixed"`` for all corruptions in one stream.
+        severity: of the corruption.
+        role: ``"shift"``: measured as the column's result; ``"clean"``: measured as the clean result; ``"prepare"``:
+            adapts only, on the part of the stream that the cell's ``keep`` and ``fraction`` say.
+        frozen: predict only.
+    """
+
+    corruption: str | None
+    severity: int
+    role: Literal["shift", "clean", "prepare"] = "shift"
+    frozen: bool = False
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One stream from a fresh model: the unit of work, of storage and of failure."""
+
+    row: str
+    column: str | None
+    method: str
+    model: str
+    severity: int
+    seed: int
+    batch: int
+    limit: int | None
+    stages: tuple[Stage, ...]
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+    memory: bool = False
+
+    @property
+    def id(self) -> str:
+        """A readable name with a hash of everything that the result depends on."""
+        where = self.column or (self.stages[0].corruption if len(self.stages) <= 2 else "lifelong")
+        words = f"{self.row} {where or NATURAL} {self.severity} {self.seed}"
+        readable = "".join(letter if letter.isalnum() else "-" for letter in words)
+        return f"{readable}-{digest(asdict(self))}"
+
+    @property
+    def lifelong(self) -> bool:
+        """Whether the stream goes through several shifts, so that its state is worth keeping between them."""
+        return len(self.stages) > 2
+
+
+def digest(value: Any) -> str:
+    """Short hash of plain data.
+
+    >>> digest({"a": 1}) == digest({"a": 1}) != digest({"a": 2})
+    True
+    """
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=dict).encode()).hexdigest()[:10]
+
+
+def plan(request: Request, available: int) -> list[Cell]:
+    """The cells of a request, in the order that lets methods share a stream.
+
+    Args:
+        request: what to run.
+        available: images in a stream of this data; sizes beyond it are left out.
+    """
+    experiment = find(request.experiment)
+    if len(request.models) > 1 and not experiment.by_model:
+        raise ValueError(f"{experiment.name} takes one model, not {len(request.models)}; several are for 'backbones'.")
+    cells = [
+        cell
+        for severity in request.severities or experiment.severities
+        for seed in request.seeds or experiment.seeds
+        for variant in _chosen(experiment, request)
+        if _fits(variant, available)
+        for cell in _cells(experiment, request, variant, severity, seed)
+    ]
+    order = [stage.corruption for cell in cells for stage in cell.stages]
+
+    def by_stream(cell: Cell) -> tuple[bool, int, int, int]:
+        return cell.lifelong, cell.severity, cell.seed, order.index(cell.stages[0].corruption)
+
+    return sorted(cells, key=by_stream)
+
+
+def _chosen(experiment: Experiment, request: Request) -> list[Variant]:
+    variants = experiment.variants
+    names = {name: None for variant in variants for name in (variant.row, variant.method)}
+    if request.methods == ("all",):
+        return list(variants)
+    for name in request.methods:
+        if name not in names:
+            raise nearest("method", name, tuple(names))
+    if request.methods:
+        rows = {variant.row for variant in variants}
+        return [
+            v for v in variants if v.row in request.methods or (v.method in request.methods and v.method not in rows)
+        ]
+    return [variant for variant in variants if not variant.slow]
+
+
+def _fits(variant: Variant, available: int) -> bool:
+    return all(int(variant.settings.get(name, 0)) <= available for name in ("limit", "fisher_samples"))
+
+
+def _cells(experiment: Experiment, request: Request, variant: Variant, severity: int, seed: int) -> list[Cell]:
+    settings = dict(variant.settings)
+    limits = [int(limit) for limit in (settings.pop("limit", None), request.limit) if limit is not None]
+    batch = int(settings.pop("batch", BATCH))
+    cell = Cell(
+        row=variant.row,
+        column=variant.column,
+        method=variant.method,
+        model=request.net(variant.net),
+        severity=severity,
+        seed=seed,
+        batch=batch if batch == 1 else request.batch or batch,
+        limit=min(limits, default=None),
+        stages=(),
+        settings=settings,
+        memory=experiment.memory,
+    )
+    if experiment.by_model:
+        models = request.models or (cell.model,)
+        (corruption,) = experiment.corruptions
+        return [
+            replace(cell, model=model, column=model.rpartition("/")[2], stages=(Stage(corruption, severity),))
+            for model in models
+        ]
+    can_measure_clean = request.clean_data is not None
+    clean = (Stage(None, severity, "clean"),) if can_measure_clean else ()
+    shifts = [Stage(None if name == NATURAL else name, severity) for name in experiment.corruptions]
+    if "keep" in settings:
+        return [replace(cell, stages=(replace(s, role="prepare"), replace(s, frozen=True))) for s in shifts]
+    if variant.lifelong and experiment.clean == "each":
+        return [replace(cell, stages=tuple(stage for shift in shifts for stage in (shift, *clean)))]
+    if variant.lifelong:
+        return [replace(cell, stages=(*shifts, *clean))]
+    return [replace(cell, stages=(shift, *(clean if experiment.clean != "never" else ()))) for shift in shifts]

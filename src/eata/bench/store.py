@@ -1,0 +1,167 @@
+"""A run is a folder: ``run.json`` and one file per cell, each written whole. The same request finds its run again."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import platform
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import eata
+from eata.bench.protocol import Cell, Request, Stage, digest
+from eata.bench.work import Result, Worker
+from eata.files import replacing
+
+FORMAT = 1
+MANIFEST = "run.json"
+
+
+class Run:
+    """A run's folder.
+
+    Args:
+        folder: made by :func:`create`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / MANIFEST
+        if not path.is_file():
+            inside = sorted(item.parent.name for item in folder.glob(f"*/{MANIFEST}"))
+            hint = f"it holds the runs {', '.join(inside)}" if inside else f"there is no {MANIFEST} in it"
+            raise ValueError(f"{folder} is not a run: {hint}.")
+        self.folder = folder
+        try:
+            self.manifest: dict[str, Any] = json.loads(path.read_text("utf-8"))
+            found = (self.manifest["format"], self.manifest["versions"]["eata"])
+        except (ValueError, KeyError, TypeError) as problem:
+            raise ValueError(f"{path} is damaged ({problem}); remove the folder and run again.") from None
+        if found != (FORMAT, eata.__version__):
+            raise ValueError(
+                f"{folder} was made by eata {found[1]} (format {found[0]}), and this is eata {eata.__version__} "
+                f"(format {FORMAT}): their results are not mixed. Use that version, or choose another --out."
+            )
+
+    @property
+    def request(self) -> Request:
+        """What the run is for."""
+        raw = self.manifest["request"]
+        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in raw.items()}
+        return Request(**values)
+
+    @property
+    def cells(self) -> list[Cell]:
+        """Its cells, done or not."""
+        return [
+            Cell(**{**raw, "stages": tuple(Stage(**stage) for stage in raw["stages"])})
+            for raw in self.manifest["cells"]
+        ]
+
+    def result(self, cell: Cell) -> Result | None:
+        """What the cell gave, or None if it is not done; a failed cell's result has an ``error``."""
+        try:
+            found: Result = json.loads((self.folder / "cells" / f"{cell.id}.json").read_text("utf-8"))
+        except FileNotFoundError:
+            return None
+        return found
+
+    def done(self, cell: Cell) -> bool:
+        """Whether the cell has a result without an error."""
+        result = self.result(cell)
+        return result is not None and "error" not in result
+
+    def write(self, cell: Cell, result: Result) -> None:
+        """Keep the cell's result."""
+        with replacing(self.folder / "cells" / f"{cell.id}.json") as temporary:
+            temporary.write_text(json.dumps(result, indent=1), "utf-8")
+
+    @contextlib.contextmanager
+    def claim(self, cell: Cell) -> Iterator[bool]:
+        """Whether the cell is ours to run: True for one process at a time.
+
+        The operating system lets go of the lock when its process ends, however that happens, so no lock is ever stale.
+        """
+        path = self.folder / "locks" / cell.id
+        path.parent.mkdir(exist_ok=True)
+        with path.open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            yield True
+
+
+def create(request: Request, cells: list[Cell], worker: Worker, out: Path, name: str) -> Run:
+    """The run of this request under ``out``: the one that is there, or a new one.
+
+    Args:
+        request: its settings name the folder, so that a changed setting is a new run.
+        cells: of the request.
+        worker: knows the model's and the data's hashes.
+        out: folder of runs.
+        name: beginning of the folder's name.
+    """
+    models = sorted({cell.model for cell in cells})
+    hashes = {model: worker.digests(model) for model in models}
+    identity = [asdict(request), [cell.id for cell in cells], hashes]
+    folder = out / f"{name}-{digest(identity)}"
+    if not (folder / MANIFEST).exists():
+        with replacing(folder / MANIFEST) as temporary:
+            temporary.write_text(json.dumps(_manifest(request, cells, worker, hashes), indent=1, default=dict), "utf-8")
+    return Run(folder)
+
+
+def _manifest(
+    request: Request, cells: list[Cell], worker: Worker, hashes: dict[str, tuple[str, str]]
+) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "command": " ".join(["eata", *sys.argv[1:]]),
+        "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        "versions": {
+            "eata": eata.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+        },
+        "request": asdict(request),
+        "seeds": sorted({cell.seed for cell in cells}),
+        "models": {model: weights for model, (weights, _) in hashes.items()},
+        "data": {
+            "spec": request.data,
+            "clean": request.clean_data,
+            "digest": next(iter(hashes.values()))[1],
+            "images": worker.available(cells[0].model),
+            "generated": worker.generated,
+            "order": "shuffled once per seed (numpy RandomState), the same for every method",
+        },
+        "hardware": hardware(),
+        "cells": [asdict(cell) for cell in cells],
+    }
+
+
+def hardware() -> dict[str, Any]:
+    """The machine, in words that a reader can compare with."""
+    cpu = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "host": socket.gethostname(),
+        "system": platform.platform(),
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "gpu": gpu,
+    }

@@ -1,0 +1,298 @@
+"""Results gathered into the paper's tables, with the published numbers beside them; and the tables as text."""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from eata.bench import published
+from eata.bench.experiments import NATURAL, Experiment
+from eata.bench.protocol import Cell, Request
+from eata.bench.work import Result
+
+NAMES = {
+    "source": "Source",
+    "bn": "BN",
+    "tent": "Tent",
+    "eta": "ETA",
+    "eata": "EATA",
+    "augment": "TTA",
+    "memo": "MEMO",
+    "ttt": "TTT",
+    "source-gn-jt": "Source (GN, joint)",
+    "s=1": "S = 1",
+    "s=ent": "S_ent",
+    "s=ent*div": "S",
+}
+COSTS = ("forwards", "backwards", "seconds", "memory")
+SHORT = {
+    "gaussian_noise": "Gauss.",
+    "shot_noise": "Shot",
+    "impulse_noise": "Impul.",
+    "defocus_blur": "Defoc.",
+    "glass_blur": "Glass",
+    "motion_blur": "Motion",
+    "zoom_blur": "Zoom",
+    "snow": "Snow",
+    "frost": "Frost",
+    "fog": "Fog",
+    "brightness": "Brit.",
+    "contrast": "Contr.",
+    "elastic_transform": "Elastic",
+    "pixelate": "Pixel",
+    "jpeg_compression": "JPEG",
+}
+
+
+@dataclass
+class Line:
+    """One row of a table: a method at one severity (None: the mean over all that were run).
+
+    Attributes:
+        row: name in the experiment.
+        severity: 1 to 5 or None.
+        values: error or accuracy in % by column, mean over the seeds.
+        deviations: standard deviation over the seeds by column, where there are several.
+        clean: error or accuracy on the clean set after adaptation, in %.
+        forwards: samples a stream.
+        backwards: samples a stream.
+        seconds: a stream, in the model only.
+        memory: bytes of a step at its peak.
+    """
+
+    row: str
+    severity: int | None
+    values: dict[str, float] = field(default_factory=dict)
+    deviations: dict[str, float] = field(default_factory=dict)
+    backwards_by: dict[str, float] = field(default_factory=dict)
+    clean_by: dict[str, float] = field(default_factory=dict)
+    clean: float | None = None
+    forwards: float = 0
+    backwards: float = 0
+    seconds: float = 0
+    memory: int | None = None
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return name_of(self.row)
+
+    @property
+    def mean(self) -> float:
+        """Over the columns."""
+        return statistics.fmean(self.values.values())
+
+
+@dataclass
+class Table:
+    """An experiment's results.
+
+    Attributes:
+        experiment: which.
+        family: of the data, to know whether published numbers may be compared.
+        columns: corruptions or what else varies.
+        lines: rows, best read by severity.
+        failures: cell and error of each that failed.
+    """
+
+    experiment: Experiment
+    family: str
+    columns: list[str]
+    lines: list[Line]
+    failures: list[tuple[str, str]]
+
+    @property
+    def severities(self) -> list[int | None]:
+        """In the table, each once."""
+        return list(dict.fromkeys(line.severity for line in self.lines))
+
+    @property
+    def source(self) -> published.Published | None:
+        """The paper's table beside this one."""
+        return next((published.tables()[name] for name in self.experiment.labels if name in published.tables()), None)
+
+    @property
+    def comparable(self) -> bool:
+        """Whether the published numbers are of the same data."""
+        return self.source is not None and self.source.data == self.family
+
+    def published(self, line: Line, column: str) -> float | None:
+        """The paper's number at this place, if it has one."""
+        return published.value(self.experiment.labels, line.row, line.severity, column)
+
+    def difference(self, line: Line, column: str) -> float | None:
+        """Measured less published; None where the two are not of the same data and severities."""
+        paper = self.published(line, column)
+        ours = line.mean if column == "mean" else line.values.get(column)
+        exact = self.source is not None and ((line.row, line.severity) in self.source.rows or line.severity is None)
+        if self.experiment.name == "cifar10-c" and self.severities[0] is not None and len(self.severities) < 6:
+            exact = False  # the paper's is a mean over five severities
+        return None if paper is None or ours is None or not (exact and self.comparable) else ours - paper
+
+    def ranked(self, severity: int | None, column: str) -> list[float]:
+        """Values of a column, best first."""
+        values = {round(self.value(line, column) or 0, 1) for line in self.lines if line.severity == severity}
+        return sorted(values, reverse=self.experiment.measure == "accuracy")
+
+    @staticmethod
+    def value(line: Line, column: str) -> float | None:
+        """Measured."""
+        return line.mean if column == "mean" else line.values.get(column)
+
+
+def name_of(row: str) -> str:
+    """A row's name for people.
+
+    >>> name_of("eata-lifelong"), name_of("tent-window-32"), name_of("lowest entropy")
+    ('EATA (lifelong)', 'Tent (window 32)', 'lowest entropy')
+    """
+    if row in NAMES:
+        return NAMES[row]
+    method, _, rest = row.partition("-" if "-" in row else " ")
+    return f"{NAMES[method]} ({rest.strip('()').replace('-', ' ')})" if method in NAMES else row
+
+
+def column_name(column: str) -> str:
+    """A column's name for people."""
+    return SHORT.get(column, column)
+
+
+def tabulate(experiment: Experiment, request: Request, results: Iterable[tuple[Cell, Result]]) -> Table:
+    """Gather what is there; cells that are not done are simply missing."""
+    found = list(results)
+    failures = [(cell.id, str(result["error"])) for cell, result in found if "error" in result]
+    good = [(cell, result) for cell, result in found if "error" not in result]
+    seen = [(cell.row, cell.severity) for cell, _ in good]
+    rows = [row for row in dict.fromkeys(variant.row for variant in experiment.variants) if row in {r for r, _ in seen}]
+    severities: list[int | None] = [*sorted({severity for _, severity in seen})]
+    if len(severities) > 1:
+        severities.append(None)
+    lines = [
+        _line(row, severity, [(c, r) for c, r in good if c.row == row and severity in (c.severity, None)], experiment)
+        for severity in severities
+        for row in rows
+    ]
+    lines = [line for line in lines if line.values]
+    columns = list(dict.fromkeys(column for line in lines for column in line.values))
+    order = list(experiment.corruptions)
+    columns.sort(key=lambda column: order.index(column) if column in order else 0)
+    return Table(experiment, request.traits.family, columns, lines, failures)
+
+
+def _line(row: str, severity: int | None, results: list[tuple[Cell, Result]], experiment: Experiment) -> Line:
+    line = Line(row, severity)
+    shifts = [(c, s) for c, r in results for s in r["stages"] if s["role"] == "shift"]
+    every = [(c, s) for c, r in results for s in r["stages"]]
+    for column in dict.fromkeys(_column(cell, stage) for cell, stage in shifts):
+        stages = [stage for cell, stage in shifts if _column(cell, stage) == column]
+        scores = [score for score in (_score(stage, experiment.measure) for stage in stages) if score is not None]
+        if scores:
+            line.values[column] = statistics.fmean(scores)
+            if len(scores) > 1 and severity is not None:
+                line.deviations[column] = statistics.stdev(scores)
+        used = [s["backwards"] for c, s in every if s["role"] != "clean" and _column(c, s) == column]
+        line.backwards_by[column] = sum(used) / len(stages)
+    for cell, result in results:
+        for before, after in zip(result["stages"], result["stages"][1:], strict=False):
+            score = _score(after, experiment.measure)
+            if after["role"] == "clean" and before["role"] == "shift" and score is not None:
+                line.clean_by[_column(cell, before)] = score
+    last = [_score(r["stages"][-1], experiment.measure) for _, r in results if r["stages"][-1]["role"] == "clean"]
+    cleans = [score for score in last if score is not None]
+    line.clean = statistics.fmean(cleans) if cleans else None
+    for name in ("forwards", "backwards", "seconds"):
+        total = sum(stage[name] for _, stage in every if stage["role"] != "clean")
+        setattr(line, name, total / max(1, len(shifts)))
+    line.memory = max((stage.get("memory", 0) for _, stage in shifts), default=0) or None
+    return line
+
+
+def _column(cell: Cell, stage: Result) -> str:
+    return cell.column or stage["corruption"] or NATURAL
+
+
+def _score(stage: Result, measure: str) -> float | None:
+    if not stage["known"]:
+        return None
+    accuracy: float = 100 * stage["correct"] / stage["known"]
+    return accuracy if measure == "accuracy" else 100 - accuracy
+
+
+# --- as text ----------------------------------------------------------------------------------------------------------
+
+
+def _heads(table: Table) -> list[str]:
+    heads = ["Method", *([] if len(table.severities) < 2 else ["Severity"]), *map(column_name, table.columns)]
+    heads += ["Mean"] if len(table.columns) > 1 else []
+    heads += ["Published", "Difference"] if table.source else []
+    heads += ["Clean"] if any(line.clean is not None for line in table.lines) else []
+    heads += ["#Forwards", "#Backwards", "Time (s)"]
+    return heads + (["Memory (MB)"] if any(line.memory for line in table.lines) else [])
+
+
+def _rows(table: Table) -> Iterator[list[str]]:
+    heads = _heads(table)
+    for line in table.lines:
+        cells = [line.name]
+        if "Severity" in heads:
+            cells.append("all" if line.severity is None else str(line.severity))
+        cells += [_number(line.values.get(column), line.deviations.get(column)) for column in table.columns]
+        key = "mean" if len(table.columns) > 1 else table.columns[0]
+        paper = table.published(line, key)
+        if paper is None and len(table.columns) == 1:
+            key, paper = "mean", table.published(line, "mean")
+        if "Mean" in heads:
+            cells.append(_number(line.mean))
+        if "Published" in heads:
+            difference = table.difference(line, key)
+            cells += [_number(paper), "" if difference is None else f"{difference:+.1f}"]
+        if "Clean" in heads:
+            cells.append(_number(line.clean))
+        cells += [f"{line.forwards:,.0f}", f"{line.backwards:,.0f}", f"{line.seconds:.1f}"]
+        if "Memory (MB)" in heads:
+            cells.append(_number(None if line.memory is None else line.memory / 1e6))
+        yield cells
+
+
+def _number(value: float | None, deviation: float | None = None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.1f}" if deviation is None else f"{value:.1f} ± {deviation:.1f}"
+
+
+def markdown(table: Table) -> str:
+    """A GitHub table."""
+    heads = _heads(table)
+    rows = [heads, ["---", *["---:"] * (len(heads) - 1)], *_rows(table)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def latex(table: Table) -> str:
+    """A ``tabular`` for booktabs."""
+
+    def line(cells: list[str]) -> str:
+        escaped = (cell.replace("#", r"\#").replace("_", r"\_").replace("±", r"$\pm$") for cell in cells)
+        return " & ".join(escaped) + r" \\"
+
+    heads = _heads(table)
+    body = [line(row) for row in _rows(table)]
+    columns = "l" + "r" * (len(heads) - 1)
+    begin = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", line(heads), r"\midrule"]
+    return "\n".join([*begin, *body, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def to_csv(table: Table) -> str:
+    """One record a value, unrounded: for programs."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(["row", "severity", "column", "measure", "measured", "deviation", "published", *COSTS])
+    for line in table.lines:
+        severity = "all" if line.severity is None else line.severity
+        values = line.values | ({"clean": line.clean} if line.clean is not None else {}) | {"mean": line.mean}
+        for column, value in values.items():
+            record = [line.row, severity, column, table.experiment.measure, value, line.deviations.get(column)]
+            writer.writerow([*record, table.published(line, column), *(getattr(line, cost) for cost in COSTS)])
+    return file.getvalue()

@@ -1,0 +1,127 @@
+"""``eata bench``: an experiment of the paper, on the data at hand."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table as Grid
+
+    from eata.bench.tables import Table
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Whole numbers from a list with ranges.
+
+    >>> numbers("3,5"), numbers("2020-2023")
+    ((3, 5), (2020, 2021, 2022, 2023))
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        if not first.isdigit() or not (last or first).isdigit():
+            raise ValueError(f"{text!r} is not a list of numbers; write 3,5 or 1-5.")
+        found += range(int(first), int(last or first) + 1)
+    return tuple(found)
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Names from a list with commas; none from an empty one."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def bench(
+    experiment: Annotated[str, typer.Argument(help="An experiment's name; --list shows them.")] = "",
+    show_list: Annotated[bool, typer.Option("--list", help="Show the experiments.")] = False,
+    data: Annotated[
+        str, typer.Option(help="digits, cifar10, cifar10-c[:PATH], imagenet-c:PATH, imagenet-r:PATH or folder:PATH.")
+    ] = "",
+    clean: Annotated[
+        str, typer.Option(help="Clean images, such as imagenet:PATH; digits and CIFAR-10 bring their own.")
+    ] = "",
+    model: Annotated[
+        str, typer.Option(help="Model(s), with commas: ours, timm/NAME, torchvision/NAME or package.module:factory.")
+    ] = "",
+    limit: Annotated[int | None, typer.Option(min=1, help="Images a stream; without it, all.")] = None,
+    severity: Annotated[str, typer.Option(help="Such as 5, 3,5 or 1-5; default: the paper's.")] = "",
+    methods: Annotated[
+        str,
+        typer.Option(help="Such as source,tent,eata; 'all' adds the slow ones (TTT, MEMO, TTA, episodic)."),
+    ] = "",
+    seeds: Annotated[str, typer.Option(help="Orders of the stream, such as 2020-2029; default: the paper's.")] = "",
+    batch: Annotated[int | None, typer.Option(min=1, help="Images a batch; default 64 (BN adaptation: 256).")] = None,
+    threads: Annotated[
+        int, typer.Option(min=1, help="Threads a cell; the same number gives the same bits on either engine.")
+    ] = min(4, os.cpu_count() or 1),
+    engine: Annotated[str, typer.Option(help="local, or ray to share the cells among many machines.")] = "local",
+    address: Annotated[str, typer.Option(help="Of a Ray cluster; default: a new one on this machine.")] = "",
+    out: Annotated[Path, typer.Option(help="Folder of runs.")] = Path("runs"),
+) -> None:
+    """Run an experiment of the paper and set its numbers beside the published ones.
+
+    The same command goes on where it stopped. Ctrl-C loses the stream in work at most. 'eata report RUN' makes a page.
+    """
+    from rich.console import Console
+
+    from eata.bench.experiments import find
+    from eata.bench.protocol import Request
+    from eata.bench.run import execute
+
+    console = Console()
+    if show_list or not experiment:
+        console.print(_listing())
+        return
+    if engine not in ("local", "ray"):
+        raise ValueError(f"There is no engine {engine!r}; there are local and ray.")
+    request = Request(
+        experiment=experiment,
+        data=data or _default_data(find(experiment).needs_data, experiment),
+        clean=clean or None,
+        models=names(model),
+        limit=limit,
+        severities=numbers(severity) if severity else (),
+        methods=names(methods),
+        seeds=numbers(seeds) if seeds else (),
+        batch=batch,
+        threads=threads,
+    )
+    run, table = execute(request, out, console, "ray" if engine == "ray" else "local", address or None)
+    show(console, run.folder, table)
+    if table.failures:
+        raise typer.Exit(1)
+
+
+def show(console: Console, folder: Path, table: Table) -> None:
+    """The table of a run, what failed in it, and what to do next."""
+    from eata.bench.progress import grids
+
+    for grid in grids(table, console.width):
+        console.print(grid)
+    for cell, error in table.failures:
+        console.print(f"failed: {cell}: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+    if table.failures:
+        console.print(f"{len(table.failures)} cells failed; the same command tries them again.", soft_wrap=True)
+    console.print(f"The run is in {folder}\nA page of it: eata report {folder}", highlight=False, soft_wrap=True)
+
+
+def _default_data(wanted: str | None, experiment: str) -> str:
+    if wanted and "PATH" in wanted:
+        raise ValueError(f"{experiment} needs its data: --data {wanted}. On what you have: --data cifar10 or digits.")
+    return wanted or "digits"
+
+
+def _listing() -> Grid:
+    from rich.table import Column, Table
+
+    from eata.bench.experiments import EXPERIMENTS
+
+    table = Table("name", Column("label in eata.tex", overflow="fold"), "what")
+    for experiment in EXPERIMENTS.values():
+        if experiment.labels:
+            table.add_row(experiment.name, "\n".join(experiment.labels), experiment.about)
+    return table
