@@ -1,0 +1,84 @@
+"""The digital corruptions."""
+
+from __future__ import annotations
+
+from io import BytesIO
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from eata.data.corruptions.draws import Draws
+from eata.data.corruptions.filters import gaussian_blur, to_pixels
+
+
+def contrast(images: Tensor, factor: float, draws: Draws) -> Tensor:
+    """Each channel pulled towards its mean."""
+    values = images.float()
+    mean = values.mean((2, 3), keepdim=True)
+    return to_pixels(values.mul_(factor).add_(mean * (1 - factor)))
+
+
+def elastic_transform(images: Tensor, c: tuple[float, float, float], draws: Draws) -> Tensor:
+    """Rubber: a random affine shift, then a smooth random bending; fractions of the shorter side."""
+    height, width = images.shape[-2:]
+    amplitude, sigma, affine = (fraction * min(height, width) for fraction in c)
+    values = images.float().contiguous(memory_format=torch.channels_last)
+    y, x = torch.meshgrid(torch.arange(height).float(), torch.arange(width).float(), indexing="ij")
+    if affine:
+        source = _affine(draws.uniform(-affine, affine, 3, 2), height, width)
+        across, down = torch.einsum("bij,jhw->ibhw", source, torch.stack((x, y, torch.ones_like(x))))
+        grid = torch.stack((across * 2 / (width - 1) - 1, down * 2 / (height - 1) - 1), dim=-1)
+        values = F.grid_sample(values, grid, padding_mode="reflection", align_corners=True)
+    if amplitude:
+        bend = gaussian_blur(draws.uniform(-amplitude, amplitude, 2, height, width), sigma, 3, border="symmetric")
+        across, down = bend[:, 0].add_(x), bend[:, 1].add_(y)
+        grid = torch.stack(((across * 2 + 1) / width - 1, (down * 2 + 1) / height - 1), dim=-1)
+        values = F.grid_sample(values, grid, padding_mode="reflection", align_corners=False)
+    return to_pixels(values).contiguous()
+
+
+def _affine(shifts: Tensor, height: int, width: int) -> Tensor:
+    """The map (B, 2, 3) from the new image back to the old one when three points of its middle move by ``shifts``."""
+    centre = torch.tensor([width // 2, height // 2])
+    arm = min(height, width) // 3
+    old = (centre + arm * torch.tensor([[1, 1], [1, -1], [-1, -1]])).float()
+    new = torch.cat((old + shifts, torch.ones(len(shifts), 3, 1)), dim=2)
+    return torch.linalg.solve(new, old.expand(len(shifts), -1, -1)).mT
+
+
+def pixelate(images: Tensor, ratio: float, draws: Draws) -> Tensor:
+    """Scaled down by the mean of boxes, and up again by repetition."""
+    values = images.float()
+    for dim in (3, 2):
+        starts, counts = _boxes(images.shape[dim], ratio)
+        total = values.index_select(dim, starts)
+        for k in range(1, int(counts.max())):
+            more = values.index_select(dim, (starts + k).clamp_max_(images.shape[dim] - 1))
+            total += more * (counts > k).view(-1, *[1] * (3 - dim))
+        values = total.div_(counts.view(-1, *[1] * (3 - dim))).add_(0.5).floor_()
+    small = values.to(torch.uint8)
+    for dim in (2, 3):
+        size = images.shape[dim]
+        middles = (torch.arange(size, dtype=torch.float64) + 0.5) * (small.shape[dim] / size)
+        small = small.index_select(dim, middles.long())
+    return small
+
+
+def _boxes(size: int, ratio: float) -> tuple[Tensor, Tensor]:
+    """First pixel and number of pixels of each box along one side; as in Pillow, every pixel is in exactly one."""
+    boxes = max(1, int(size * ratio))
+    edges = (torch.arange(boxes + 1, dtype=torch.float64) * (size / boxes) + 0.5).long()
+    return edges[:-1], edges.diff()
+
+
+def jpeg_compression(images: Tensor, quality: int, draws: Draws) -> Tensor:
+    """Saved as a JPEG file of low quality, and read again."""
+    decoded = []
+    for image in images.permute(0, 2, 3, 1).contiguous().numpy():
+        file = BytesIO()
+        Image.fromarray(image).save(file, "JPEG", quality=quality)
+        decoded.append(np.asarray(Image.open(file)))
+    return torch.from_numpy(np.stack(decoded)).permute(0, 3, 1, 2).contiguous()
