@@ -3,14 +3,17 @@
 from eata import data, functional, models
 from eata.adapter import Adapter, Stats
 from eata.importance import fisher, in_distribution
-from eata.methods import BN, EATA, ETA, Source, Tent, method, preset
+from eata.methods import BN, EATA, ETA, MEMO, TTT, Augment, Source, Tent, method, preset
 from eata.norm import check
 
 __all__ = [
     "BN",
     "EATA",
     "ETA",
+    "MEMO",
+    "TTT",
     "Adapter",
+    "Augment",
     "Source",
     "Stats",
     "Tent",

@@ -339,13 +339,15 @@ class GradientAdapter(Adapter):
             return
         choice = self.select(seen)
         self.stats.reliable += choice.reliable
-        if len(choice.index) and self._step(logits, choice):
-            self.stats.backwards += len(choice.index)
-            self.stats.steps += 1
-            self._chosen(seen, choice)
+        self._learn(logits, choice)
 
-    def _step(self, logits: Tensor, choice: Choice) -> bool:
-        gradients = self._gradients(logits, choice)
+    def _learn(self, logits: Tensor, choice: Choice) -> None:
+        """One step on the chosen samples, if any, and what the method remembers of them."""
+        if len(choice.index) and self._step(self._gradients(logits, choice), len(choice.index)):
+            self._chosen(logits.detach(), choice)
+
+    def _step(self, gradients: tuple[Tensor | None, ...], samples: int) -> bool:
+        """One optimizer step, which ``samples`` samples took part in; none if a gradient is not finite."""
         finite = all(bool(torch.isfinite(gradient).all()) for gradient in gradients if gradient is not None)
         if not finite:
             self._warn_once("The gradient of a batch was not finite; no step was taken on it.")
@@ -354,6 +356,8 @@ class GradientAdapter(Adapter):
             parameter.grad = gradient
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        self.stats.backwards += samples
+        self.stats.steps += 1
         return True
 
     def _gradients(self, logits: Tensor, choice: Choice) -> tuple[Tensor | None, ...]:

@@ -42,6 +42,31 @@ def entropy(logits: Tensor) -> Tensor:
     return _per_sample(-(log_p.exp() * log_p).sum(1))
 
 
+def marginal_entropy(logits: Tensor) -> Tensor:
+    """Entropy of the *mean* prediction over the copies of one image, in nats (MEMO, Zhang et al. 2021).
+
+    Args:
+        logits: (copies, C).
+
+    >>> marginal_entropy(torch.tensor([[100.0, 0.0], [0.0, 100.0]]))
+    tensor(0.6931)
+    """
+    log_p = mean_prediction(logits)
+    return -(log_p.exp() * log_p).sum()
+
+
+def mean_prediction(logits: Tensor) -> Tensor:
+    """Logarithm of the mean softmax over the copies of one image, (C,); finite wherever the logits are.
+
+    Args:
+        logits: (copies, C).
+
+    >>> mean_prediction(torch.tensor([[100.0, 0.0], [0.0, 100.0]])).exp()
+    tensor([0.5000, 0.5000])
+    """
+    return _log_softmax(logits).logsumexp(0) - math.log(len(logits))
+
+
 def probabilities(logits: Tensor) -> Tensor:
     """Softmax of each sample, (B, C): f(x) in Eq. 5; for dense prediction its mean over the pixels.
 

@@ -74,6 +74,8 @@ class Prepared:
         self._flags = [(parameter, parameter.requires_grad) for parameter in net.parameters()]
         self._statistics: list[tuple[_NormBase, dict[str, Any]]] = []
         self._hooks: list[RemovableHandle] = []
+        #: n in the mixture; None: the length of the batch at hand
+        self.samples: int | None = None
         _wrapped[net] = owner
         net.eval()
         net.requires_grad_(False)
@@ -94,7 +96,7 @@ class Prepared:
         source = (layer.running_mean, layer.running_var)
 
         def mix(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            layer.running_mean, layer.running_var = mixed_statistics(inputs[0], source, prior)
+            layer.running_mean, layer.running_var = mixed_statistics(inputs[0], source, prior, self.samples)
 
         def put_back(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             layer.running_mean, layer.running_var = source
@@ -135,19 +137,22 @@ class Prepared:
             _wrapped.pop(net, None)
 
 
-def mixed_statistics(x: Tensor, source: tuple[Tensor, Tensor], prior: float) -> tuple[Tensor, Tensor]:
+def mixed_statistics(
+    x: Tensor, source: tuple[Tensor, Tensor], prior: float, samples: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Mean and variance N/(N+n) * source + n/(N+n) * batch, by channel (Schneider et al. 2020).
 
     Args:
         x: a BatchNorm layer's input, (n, C, ...). No gradient flows through its statistics.
         source: running mean and variance of the source model, (C,) each.
         prior: N, in samples.
+        samples: what the batch counts for, n; default its length.
 
     >>> mean, variance = mixed_statistics(torch.tensor([[1.0], [3.0]]), (torch.zeros(1), torch.zeros(1)), prior=2)
     >>> mean, variance
     (tensor([1.]), tensor([0.5000]))
     """
-    share = prior / (prior + len(x))
+    share = prior / (prior + (len(x) if samples is None else samples))
     source_mean, source_variance = source
     values = x.detach().to(torch.promote_types(x.dtype, source_mean.dtype))
     # The variance is the biased one, by which a batch is normalized: N = 0 is then exactly batch statistics.

@@ -7,19 +7,36 @@ import inspect
 from collections.abc import Collection
 
 from eata.adapter import Adapter
+from eata.methods.augment import Augment
 from eata.methods.bn import BN
 from eata.methods.eata import EATA, ETA
+from eata.methods.memo import MEMO
 from eata.methods.source import Source
 from eata.methods.tent import Tent
+from eata.methods.ttt import TTT
 
-__all__ = ["BN", "EATA", "ETA", "METHODS", "PRESETS", "Source", "Tent", "method", "preset"]
+__all__ = ["BN", "EATA", "ETA", "MEMO", "METHODS", "PRESETS", "TTT", "Augment", "Source", "Tent", "method", "preset"]
 
-METHODS: dict[str, type[Adapter]] = {"source": Source, "bn": BN, "tent": Tent, "eta": ETA, "eata": EATA}
+METHODS: dict[str, type[Adapter]] = {
+    "source": Source,
+    "bn": BN,
+    "tent": Tent,
+    "eta": ETA,
+    "eata": EATA,
+    "augment": Augment,
+    "memo": MEMO,
+    "ttt": TTT,
+}
 
 # Section 'Implementation Details' of the paper, for per="batch" importance and batches of 64.
 PRESETS: dict[str, dict[str, float]] = {
     "cifar10": {"lr": 0.005, "e0": 0.4, "epsilon": 0.4, "alpha": 0.1, "beta": 1.0},
     "imagenet": {"lr": 0.00025, "e0": 0.4, "epsilon": 0.05, "alpha": 0.1, "beta": 2000.0},
+}
+# What the methods that work on copies of one image have of their own (supplement, 'Compared Methods').
+OWN_PRESETS: dict[str, dict[type[Adapter], dict[str, float]]] = {
+    "cifar10": {Augment: {"copies": 32}, MEMO: {"copies": 32}, TTT: {"copies": 32, "lr": 0.001}},
+    "imagenet": {Augment: {"copies": 64}, MEMO: {"copies": 64}, TTT: {"copies": 20, "lr": 0.001}},
 }
 
 
@@ -43,10 +60,13 @@ def preset(name: str, method: type[Adapter] = EATA) -> dict[str, float]:
     {'lr': 0.005, 'e0': 0.4, 'epsilon': 0.4, 'alpha': 0.1, 'beta': 1.0}
     >>> preset("imagenet", Tent)
     {'lr': 0.00025}
+    >>> preset("imagenet", TTT)
+    {'lr': 0.001, 'copies': 20}
     """
-    values = PRESETS[_known("preset", name.lower(), PRESETS)]
+    name = _known("preset", name.lower(), PRESETS)
     takes = inspect.signature(method).parameters
-    return {key: value for key, value in values.items() if key in takes}
+    values = {key: value for key, value in PRESETS[name].items() if key in takes}
+    return {**values, **OWN_PRESETS[name].get(method, {})}
 
 
 def _known(kind: str, name: str, table: Collection[str]) -> str:
