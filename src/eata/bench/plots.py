@@ -1,0 +1,237 @@
+"""The paper's figures from a table of results: SVG or PNG, told apart by colour, marker and line alike."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from eata.bench.tables import Line, Table, column_name
+
+# Okabe and Ito's colours, safe for the colour-blind, from dark to light enough in grey print
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#7F7F7F")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), "-")
+HATCHES = ("", "///", "...", "xx", "\\\\\\", "++", "oo", "--")
+METHODS = ("eata", "tent", "eta", "bn", "source", "memo", "ttt", "augment")
+STYLE: dict[Any, Any] = {
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#555555",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#E4E4E4",
+    "grid.linewidth": 0.7,
+    "legend.frameon": False,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4.5,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "eata",
+}
+
+
+class Plot:
+    """A figure with its caption, drawn when it is asked for."""
+
+    def __init__(self, name: str, caption: str, figure: Figure) -> None:
+        self.name = name
+        self.caption = caption
+        self._figure = figure
+
+    def svg(self) -> str:
+        """The drawing as an ``<svg>`` element, without the XML head that pages do not want."""
+        file = io.StringIO()
+        with matplotlib.rc_context(STYLE):
+            self._figure.savefig(file, format="svg", bbox_inches="tight", metadata={"Date": None})
+        text = file.getvalue()
+        return text[text.index("<svg") :]
+
+    def png(self) -> bytes:
+        """The drawing as pixels, 200 to the inch."""
+        file = io.BytesIO()
+        with matplotlib.rc_context(STYLE):
+            self._figure.savefig(file, format="png", dpi=200, bbox_inches="tight")
+        return file.getvalue()
+
+
+def draw(table: Table) -> list[Plot]:
+    """Every plot of the table's experiment that its results are enough for."""
+    if not table.lines:
+        return []
+    with matplotlib.rc_context(STYLE):
+        return [plot for name in table.experiment.plots for plot in PLOTS[name](table)]
+
+
+def _style(table: Table, line: Line, by_row: bool = False) -> dict[str, Any]:
+    """The same look for a method in every plot; rows of one method (a sweep's curves) are told apart by their order."""
+    rows = list(dict.fromkeys(one.row for one in table.lines))
+    method = line.row.split("-")[0].split(" ")[0]
+    place = rows.index(line.row) if by_row or method not in METHODS else METHODS.index(method)
+    place %= len(COLOURS)
+    return {"color": COLOURS[place], "marker": MARKERS[place], "linestyle": DASHES[place]}
+
+
+def _panels(number: int, width: float = 4.2, height: float = 2.9, share: bool = True) -> tuple[Figure, list[Any]]:
+    figure = Figure(figsize=(width * number, height), layout="constrained")
+    axes = figure.subplots(1, number, sharey=share, squeeze=False)[0]
+    return figure, list(axes)
+
+
+def _summary(table: Table) -> list[Line]:
+    """The lines to show where there is room for one severity: the mean over all if there are several."""
+    severity = table.severities[-1]
+    return [line for line in table.lines if line.severity == severity]
+
+
+def _columns_axis(axis: Any, table: Table) -> None:
+    axis.set_xticks(
+        range(len(table.columns)), [column_name(column) for column in table.columns], rotation=60, ha="right"
+    )
+    axis.grid(axis="x", visible=False)
+
+
+def _measure(table: Table) -> str:
+    return f"{table.experiment.measure} (%)"
+
+
+def _errors(table: Table) -> Iterator[Plot]:
+    lines = _summary(table)
+    if len(table.columns) < 2:
+        return
+    figure, (axis,) = _panels(1, 8.4, 3.2)
+    shift = 0.6 / max(1, len(lines))
+    for number, line in enumerate(lines):
+        look = _style(table, line) | {"linestyle": "none"}
+        if line.row.endswith("-lifelong"):
+            look["markerfacecolor"] = "white"
+        places = [i + (number - (len(lines) - 1) / 2) * shift for i, c in enumerate(table.columns) if c in line.values]
+        axis.plot(places, [line.values[c] for c in table.columns if c in line.values], label=line.name, **look)
+    _columns_axis(axis, table)
+    axis.set_ylabel(_measure(table))
+    axis.set_ylim(0, 1.06 * max(value for line in lines for value in line.values.values()))
+    axis.legend(ncols=len(lines) if len(lines) < 6 else 4, loc="lower left", bbox_to_anchor=(0, 1))
+    yield Plot(
+        "errors", f"{table.experiment.measure.capitalize()} by corruption; hollow: lifelong, never reset.", figure
+    )
+
+
+def _backwards(table: Table) -> Iterator[Plot]:
+    severities = [severity for severity in table.severities if severity is not None]
+    chosen = [line for line in table.lines if line.backwards and not line.row.endswith("-lifelong")]
+    if not chosen:
+        return
+    figure, axes = _panels(len(severities), 8.4 if len(severities) == 1 else 3.0)
+    for axis, severity in zip(axes, severities, strict=True):
+        lines = [line for line in chosen if line.severity == severity]
+        width = 0.8 / max(1, len(lines))
+        for number, line in enumerate(lines):
+            look = _style(table, line)
+            places = [i + (number - (len(lines) - 1) / 2) * width for i in range(len(table.columns))]
+            heights = [line.backwards_by.get(column, 0) for column in table.columns]
+            hatch = HATCHES[number % len(HATCHES)]
+            axis.bar(
+                places, heights, width, label=line.name, color=look["color"], alpha=0.85, hatch=hatch, edgecolor="white"
+            )
+        _columns_axis(axis, table)
+        axis.set_title(f"severity {severity}", fontsize=9)
+    axes[0].set_ylabel("samples with a backward pass")
+    axes[0].legend(ncols=4, loc="lower left", bbox_to_anchor=(0, 1.08))
+    yield Plot("backwards", "Backward passes: how many samples of a stream each method learns from.", figure)
+
+
+def _forgetting(table: Table) -> Iterator[Plot]:
+    severity = next((severity for severity in reversed(table.severities) if severity is not None), None)
+    lines = [line for line in table.lines if line.severity == severity and line.clean_by and line.backwards]
+    kinds = [
+        ("reset before each corruption", [line for line in lines if not line.row.endswith("-lifelong")]),
+        ("lifelong: never reset", [line for line in lines if line.row.endswith("-lifelong")]),
+    ]
+    kinds = [(title, group) for title, group in kinds if any(len(line.clean_by) > 1 for line in group)]
+    if not kinds:
+        return
+    figure, axes = _panels(len(kinds), 4.4, 3.2)
+    for axis, (title, group) in zip(axes, kinds, strict=True):
+        for line in group:
+            look = _style(table, line)
+            for values, dash, what in ((line.values, "-", "corruption"), (line.clean_by, "--", "clean")):
+                heights = [values.get(column) for column in table.columns]
+                face = {} if dash == "-" else {"markerfacecolor": "white"}
+                axis.plot(heights, label=f"{line.name}: {what}", **(look | {"linestyle": dash}), **face)
+        _columns_axis(axis, table)
+        axis.set_title(title, fontsize=9)
+    axes[0].set_ylabel(_measure(table))
+    axes[0].legend(fontsize=7.5, ncols=2, loc="lower left", bbox_to_anchor=(0, 1.1))
+    measure = table.experiment.measure
+    caption = f"Forgetting (severity {severity}): {measure} on each corruption, and on the clean set after it."
+    yield Plot("forgetting", caption, figure)
+
+
+def _sweep(table: Table) -> Iterator[Plot]:
+    lines = _summary(table)
+    panels = [(_measure(table), "values")]
+    panels += [(f"clean {_measure(table)}", "clean_by")] if any(line.clean_by for line in lines) else []
+    panels += [("samples with a backward pass", "backwards_by")]
+    figure, axes = _panels(len(panels), 3.4, 2.9, share=False)
+    for axis, (label, what) in zip(axes, panels, strict=True):
+        for line in lines:
+            values = getattr(line, what)
+            known = [column for column in table.columns if column in values]
+            places = [float(column) for column in known]
+            axis.plot(places, [values[c] for c in known], label=line.name, **_style(table, line, by_row=True))
+            paper = [table.published(line, column) for column in known] if what == "values" and table.comparable else []
+            if any(number is not None for number in paper):
+                axis.plot(places, paper, color="#7F7F7F", linestyle=":", marker="x", label=f"{line.name}, published")
+        axis.set_ylabel(label)
+        axis.set_xlabel(_SWEPT.get(table.experiment.name, ""))
+    axes[0].legend(fontsize=8)
+    yield Plot("sweep", table.experiment.about, figure)
+
+
+_SWEPT = {
+    "entropy": "share of the samples adapted on (%)",
+    "e0": "E0 / ln C",
+    "fisher-size": "Q, samples for the Fisher information",
+    "test-size": "N, test samples",
+}
+
+
+def _bars(table: Table) -> Iterator[Plot]:
+    yield _barh(table, "bars", _measure(table), lambda line: line.mean, published=table.comparable)
+
+
+def _seconds(table: Table) -> Iterator[Plot]:
+    yield _barh(table, "seconds", "seconds a stream", lambda line: line.seconds, published=False)
+
+
+def _barh(table: Table, name: str, label: str, value: Callable[[Line], float], published: bool) -> Plot:
+    lines = [line for line in table.lines if line.severity is not None]
+    figure, (axis,) = _panels(1, 6.4, 0.9 + 0.3 * len(lines))
+    for place, line in enumerate(lines):
+        severity = f", severity {line.severity}" if len(table.severities) > 1 else ""
+        axis.barh(place, value(line), color=_style(table, line)["color"], alpha=0.85, height=0.65)
+        axis.annotate(f"{value(line):.1f}", (value(line), place), (3, 0), textcoords="offset points", va="center")
+        paper = table.published(line, "mean") if published else None
+        if paper is not None:
+            axis.plot(paper, place, "D", color="white", markeredgecolor="black")
+        lines_text = f"{line.name}{severity}"
+        axis.annotate(lines_text, (0, place), (-4, 0), textcoords="offset points", va="center", ha="right")
+    axis.set_yticks([])
+    axis.invert_yaxis()
+    axis.set_xlabel(label)
+    caption = table.experiment.about + (" Diamonds: published." if published else "")
+    return Plot(name, caption, figure)
+
+
+PLOTS: dict[str, Callable[[Table], Iterator[Plot]]] = {
+    "errors": _errors,
+    "backwards": _backwards,
+    "forgetting": _forgetting,
+    "sweep": _sweep,
+    "bars": _bars,
+    "seconds": _seconds,
+}

@@ -1,0 +1,136 @@
+"""A run as one page that needs nothing else: tables, plots, sample images, and how it was run."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+from PIL import Image
+
+import eata
+from eata.bench import plots, tables
+from eata.bench.protocol import Request
+from eata.bench.run import load
+from eata.bench.store import Run
+from eata.bench.tables import Line, Table
+from eata.files import replacing
+
+SAMPLES = 4  # images of each corruption
+
+
+def write(run: Run, folder: Path, extras: tuple[str, ...] = ()) -> list[Path]:
+    """Write the page and what else is asked for; gives the paths, the page's first.
+
+    Args:
+        run: finished or not.
+        folder: where to.
+        extras: of ``markdown``, ``latex``, ``csv``, ``png``.
+    """
+    table = load(run)
+    drawn = plots.draw(table)
+    files: dict[str, bytes] = {"report.html": page(run, table, drawn).encode()}
+    for name, suffix, render in (
+        ("markdown", "md", tables.markdown),
+        ("latex", "tex", tables.latex),
+        ("csv", "csv", tables.to_csv),
+    ):
+        if name in extras:
+            files[f"report.{suffix}"] = render(table).encode()
+    if "png" in extras:
+        files |= {f"{plot.name}.png": plot.png() for plot in drawn}
+    for name, content in files.items():
+        with replacing(folder / name) as temporary:
+            temporary.write_bytes(content)
+    return [folder / name for name in files]
+
+
+def page(run: Run, table: Table, drawn: list[plots.Plot]) -> str:
+    """The page's HTML."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("eata.bench", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    cells = run.cells
+    done = sum(run.done(cell) for cell in cells)
+    return environment.get_template("report.html").render(
+        table=table,
+        experiment=table.experiment,
+        manifest=run.manifest,
+        request=run.request,
+        done=done,
+        total=len(cells),
+        plots=drawn,
+        samples=_samples(run.request, table),
+        seconds=sum(stage["seconds"] for cell in cells for stage in (run.result(cell) or {}).get("stages", ())),
+        layout=[(severity, _grid(table, severity)) for severity in table.severities],
+        several=len(table.severities) > 1,
+        column_name=tables.column_name,
+        version=eata.__version__,
+    )
+
+
+def _grid(table: Table, severity: int | None) -> dict[str, Any]:
+    """One severity's table as the paper prints it: the best of a column bold, the second underlined."""
+    lines = [line for line in table.lines if line.severity == severity]
+    columns = [*table.columns, *(["mean"] if len(table.columns) > 1 else [])]
+    ranks = {column: table.ranked(severity, column) for column in columns}
+    return {
+        "columns": columns,
+        "published": any(table.published(line, column) is not None for line in lines for column in (*columns, "mean")),
+        "clean": any(line.clean is not None for line in lines),
+        "memory": any(line.memory for line in lines),
+        "rows": [
+            (line, [_entry(table, line, column, ranks[column]) for column in columns], _overall(table, line))
+            for line in lines
+        ],
+    }
+
+
+def _entry(table: Table, line: Line, column: str, ranks: list[float]) -> dict[str, Any]:
+    value = table.value(line, column)
+    place = None if value is None or len(ranks) < 2 else ranks.index(round(value, 1))
+    return {
+        "value": value,
+        "deviation": line.deviations.get(column),
+        "published": table.published(line, column),
+        "rank": {0: "best", 1: "second"}.get(place if place is not None else -1, ""),
+    }
+
+
+def _overall(table: Table, line: Line) -> dict[str, float | None]:
+    """The row's published mean (or only value), the difference, and the published counts."""
+    key = (
+        table.columns[0] if len(table.columns) == 1 and table.published(line, table.columns[0]) is not None else "mean"
+    )
+    paper = {name: table.published(line, name) for name in ("forwards", "backwards")}
+    return {"published": table.published(line, key), "difference": table.difference(line, key), **paper}
+
+
+def _samples(request: Request, table: Table) -> list[tuple[str, str]]:
+    """A strip of images for the clean set and each corruption, as data URLs; none where the data is out of reach."""
+    severity = next((one for one in reversed(table.severities) if one is not None), 5)
+    corruptions = [column for column in table.experiment.corruptions if column in eata.data.CORRUPTIONS]
+    wanted: list[tuple[str, str | None, str | None]] = [("clean", request.clean_data, None)]
+    wanted += [(name.replace("_", " "), request.data, name) for name in corruptions]
+    strips = []
+    for name, spec, corruption in wanted:
+        if spec is None:
+            continue
+        try:
+            stream = eata.data.load(spec, corruption=corruption, severity=severity, limit=SAMPLES)
+            images, _ = next(stream.batches(SAMPLES, seed=None))
+        except (ValueError, OSError, StopIteration):  # the page is about the results; they are here without the data
+            continue
+        strip = np.concatenate([*(images * 255).round().byte().permute(0, 2, 3, 1).numpy()], axis=1)
+        strips.append((name, _data_url(Image.fromarray(strip))))
+    return strips
+
+
+def _data_url(image: Image.Image) -> str:
+    image.thumbnail((640, 160))
+    file = io.BytesIO()
+    image.save(file, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
