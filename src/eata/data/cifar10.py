@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import warnings
 from pathlib import Path
 
@@ -9,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eata.data import cache
+from eata.data import cache, corruptions
+from eata.data.corruptions import corrupt
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 COUNTS = {"train": 50_000, "test": 10_000}
 SIDE = 32
 PUBLISHED = "CIFAR-10-C"  # the folder that the published archive unpacks to
-CHUNK = 500
 
 
 def folder() -> Path:
@@ -63,12 +65,10 @@ def published(path: Path, corruption: str, severity: int) -> tuple[Tensor, Tenso
 
 def generated(images: Tensor, corruption: str, severity: int, limit: int | None) -> Tensor:
     """The first ``limit`` test images corrupted by us: from the cache, else made; a whole cell is then kept there."""
-    from eata.data.corruptions import VERSION
-
-    file = cache.folder() / "cifar10-c" / f"v{VERSION}" / f"{corruption}-{severity}.npy"
+    file = cache.folder() / "cifar10-c" / _version() / f"{corruption}-{severity}.npy"
     if file.exists():
         return torch.from_numpy(cache.load(file, tuple(images.shape), "uint8"))[:limit]
-    made = corrupted(images[:limit], corruption, severity)
+    made = corrupt(images[:limit], corruption, severity)
     if len(made) == len(images):
         try:
             cache.save(file, made.numpy())
@@ -77,9 +77,8 @@ def generated(images: Tensor, corruption: str, severity: int, limit: int | None)
     return made
 
 
-def corrupted(images: Tensor, corruption: str, severity: int) -> Tensor:
-    """All images corrupted, a chunk at a time to bound the memory; the result does not depend on the chunks."""
-    from eata.data.corruptions import corrupt
-
-    starts = range(0, len(images), CHUNK)
-    return torch.cat([corrupt(images[at : at + CHUNK], corruption, severity, first=at) for at in starts])
+@functools.cache
+def _version() -> str:
+    """Changes with the code of the corruptions, so that the cache never gives what another version of it made."""
+    sources = sorted(Path(corruptions.__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]

@@ -10,11 +10,11 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from eata.data import cache, cifar10, digits, imagenet, images
+from eata.data import cache, cifar10, corruptions, digits, imagenet, images
+from eata.data.corruptions import corrupt
 from eata.data.stream import ArrayStream, Stream
 
 SPECS = ("digits", "cifar10", "cifar10-c[:PATH]", "imagenet:PATH", "imagenet-c:PATH", "imagenet-r:PATH", "folder:PATH")
-SEVERITIES = range(1, 6)
 
 Item = TypeVar("Item")
 
@@ -67,8 +67,8 @@ def load(
         raise ValueError(f"There is no split {split!r}; take 'train' or 'test'.")
     if limit is not None and limit < 1:
         raise ValueError(f"limit={limit} leaves no images; take 1 or more, or None for all.")
-    if corruption is not None and severity not in SEVERITIES:
-        raise ValueError(f"There is no severity {severity}; take 1 to 5.")
+    if corruption is not None:
+        corruptions.check(corruption, severity)
     if path is None:
         return _from_arrays(kind, split, corruption, severity, limit)
     if not path.is_dir():
@@ -84,15 +84,13 @@ def _from_arrays(kind: str, split: str, corruption: str | None, severity: int, l
         return _published_cifar10(unpacked, split, corruption, severity, limit)
     source = digits if kind == "digits" else cifar10
     name = _name(kind, corruption, severity)
-    if corruption is not None:
-        _check_corruption(corruption)
     pixels, labels = source.arrays(split)
     if corruption is None:
         pixels = pixels[:limit]
     elif source is cifar10 and split == "test":
         pixels = cifar10.generated(pixels, corruption, severity, limit)
     else:
-        pixels = cifar10.corrupted(pixels[:limit], corruption, severity)
+        pixels = corrupt(pixels[:limit], corruption, severity)
     return ArrayStream(name, source.CLASSES, pixels, labels[:limit], generated=corruption is not None)
 
 
@@ -144,9 +142,6 @@ def _from_files(
 
 
 def _corruptor(corruption: str, severity: int) -> Callable[[Tensor, int], Tensor]:
-    _check_corruption(corruption)
-    from eata.data.corruptions import corrupt
-
     return lambda image, number: corrupt(image, corruption, severity, first=number)
 
 
@@ -160,16 +155,6 @@ def _name(kind: str, corruption: str | None, severity: int) -> str:
     return f"{kind} {corruption} {severity}" if corruption else kind
 
 
-def _check_corruption(corruption: str) -> None:
-    from eata.data.corruptions import CORRUPTIONS
-
-    if corruption not in CORRUPTIONS:
-        raise ValueError(
-            f"There is no corruption {corruption!r}{_nearest(corruption, CORRUPTIONS)}; "
-            f"known are {', '.join(CORRUPTIONS)}."
-        )
-
-
-def _nearest(word: str, known: Sequence[str] | dict[str, str]) -> str:
+def _nearest(word: str, known: dict[str, str]) -> str:
     close = difflib.get_close_matches(word, known, 1)
     return f" (did you mean {close[0]!r}?)" if close else ""

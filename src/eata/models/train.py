@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eata.files import replacing
 from eata.models.resnet26 import ResNet26
+from eata.models.zoo import fill
 
 CROP_PADDING = 4
 
@@ -156,7 +157,12 @@ def train(
     """
     images, labels = train_set
     optimizer = torch.optim.SGD(
-        net.parameters(), recipe.lr, momentum=0.9, nesterov=recipe.nesterov, weight_decay=recipe.weight_decay, fused=True
+        net.parameters(),
+        recipe.lr,
+        momentum=0.9,
+        nesterov=recipe.nesterov,
+        weight_decay=recipe.weight_decay,
+        fused=True,
     )
     history: list[Epoch] = []
     fingerprint = {"recipe": dataclasses.asdict(recipe), "seed": seed, "images": len(images)}
@@ -221,12 +227,15 @@ def _save(
 
 
 def _load(path: Path, net: nn.Module, optimizer: torch.optim.SGD, fingerprint: dict[str, Any]) -> list[Epoch]:
-    with safe_open(path, framework="pt") as file:
-        metadata = file.metadata()
-        if metadata["fingerprint"] != json.dumps(fingerprint):
-            raise ValueError(f"{path} is the checkpoint of another recipe, seed or data set; move it away or name another.")
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (safe_open is no mapping)
-    net.load_state_dict({name[4:]: value for name, value in tensors.items() if name.startswith("net.")})
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (safe_open is no mapping)
+    except SafetensorError as problem:
+        raise ValueError(f"{path} is damaged ({problem}); remove it to start again.") from None
+    if metadata.get("fingerprint") != json.dumps(fingerprint):
+        raise ValueError(f"{path} is no checkpoint of this recipe, seed and data set; move it away or name another.")
+    fill(net, {name[4:]: value for name, value in tensors.items() if name.startswith("net.")}, str(path))
     for name, parameter in net.named_parameters():
         optimizer.state[parameter]["momentum_buffer"] = tensors[f"momentum.{name}"]
     return [Epoch(**epoch) for epoch in json.loads(metadata["history"])]

@@ -1,0 +1,214 @@
+"""``load``: from the name of a model to a network with its weights, and how its input is normalized."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from eata.models import record
+
+WEIGHTS = Path(__file__).parent / "weights"
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+SHOWN_KEYS = 3
+
+
+def names() -> tuple[str, ...]:
+    """The models whose trained weights come with the package.
+
+    >>> "resnet26-bn-digits" in names()
+    True
+    """
+    return tuple(sorted(path.stem for path in WEIGHTS.glob("*.safetensors")))
+
+
+def load(name: str, *, weights: str | Path | None = None, classes: int | None = None) -> nn.Module:
+    """A network in eval mode; ``net.pretrained_cfg`` says how to normalize its input, as in timm.
+
+    Args:
+        name: one of :func:`names`; the path of a file that ``eata train`` wrote; ``"timm/NAME"`` or
+            ``"torchvision/NAME"``; or ``"package.module:factory"`` for your own. Your factory is called without
+            arguments (with ``num_classes`` where ``classes`` is given) and should set ``net.pretrained_cfg``, a dict
+            with ``mean``, ``std``, ``input_size`` and ``num_classes``: without it ImageNet's constants are assumed.
+        weights: file to take the weights from: .safetensors, or .pth/.pt with nothing but tensors in it; default: those
+            that belong to the name.
+        classes: number of classes; a model that cannot be built with it is an error.
+
+    >>> net = load("resnet26-bn-digits")
+    >>> net.pretrained_cfg["num_classes"], net.pretrained_cfg["mean"]
+    (10, (0.5, 0.5, 0.5))
+    """
+    if weights is not None and not Path(weights).is_file():
+        raise FileNotFoundError(f"There is no file of weights {weights}.")
+    maker, _, rest = name.partition("/")
+    if name.endswith(".safetensors"):
+        net = _own(Path(name))
+    elif name in names():
+        net = _own(WEIGHTS / f"{name}.safetensors")
+    elif maker == "timm" and rest:
+        net = _from_timm(rest, weights is None, classes)
+    elif maker == "torchvision" and rest:
+        net = _from_torchvision(rest, weights is None, classes)
+    elif ":" in name:
+        net = _from_factory(name, classes)
+    else:
+        close = difflib.get_close_matches(name, names(), 1, 0.4)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names())}."
+        raise ValueError(
+            f"There is no model {name!r}; {hint} Others: timm/NAME, torchvision/NAME, package.module:factory."
+        )
+    if weights is not None:
+        fill(net, read_weights(Path(weights)), str(weights))
+    found = _config(net).get("num_classes")
+    if classes is not None and found is not None and found != classes:
+        raise ValueError(f"{name} has {found} classes, not {classes}.")
+    return net.eval()
+
+
+def _own(path: Path) -> nn.Module:
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no file of weights {path}.")
+    net = record.restore(path)
+    made = record.read(path)
+    _configure(net, made.mean, made.std, made.input_size, made.class_names)
+    return net
+
+
+def _configure(
+    net: nn.Module,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    input_size: tuple[int, ...],
+    class_names: tuple[str, ...],
+) -> None:
+    """Give a network timm's way of telling how its input is normalized."""
+    net.pretrained_cfg = {  # type: ignore[assignment]
+        "mean": mean,
+        "std": std,
+        "input_size": input_size,
+        "num_classes": len(class_names),
+        "label_names": class_names,
+    }
+
+
+def _config(net: Any) -> dict[str, Any]:
+    config: dict[str, Any] = net.pretrained_cfg
+    return config
+
+
+def _import(package: str) -> ModuleType:
+    try:
+        return importlib.import_module(package)
+    except Exception as problem:  # a torchvision built for another torch fails with RuntimeError and the like
+        raise ValueError(
+            f"{package} cannot be imported ({problem}); `pip install 'eata[vision]'` brings one that fits your torch."
+        ) from None
+
+
+def _built(make: Callable[..., nn.Module], *arguments: Any, **options: Any) -> nn.Module:
+    """Call another library's builder; what goes wrong in it (unknown name, no network) becomes one sentence."""
+    try:
+        return make(*arguments, **options)
+    except Exception as problem:
+        reason = " ".join(str(problem).split()) or type(problem).__name__
+        raise ValueError(f"{arguments[0]} could not be built: {reason}. Without a network give weights=FILE.") from None
+
+
+def _from_timm(name: str, pretrained: bool, classes: int | None) -> nn.Module:
+    options = {} if classes is None else {"num_classes": classes}
+    return _built(_import("timm").create_model, name, pretrained=pretrained, **options)
+
+
+def _from_torchvision(name: str, pretrained: bool, classes: int | None) -> nn.Module:
+    models = _import("torchvision.models")
+    options = {} if classes is None else {"num_classes": classes}
+    net = _built(models.get_model, name, weights="DEFAULT" if pretrained else None, **options)
+    published = models.get_model_weights(name).DEFAULT
+    preparation = published.transforms()
+    side = preparation.crop_size[0]
+    _configure(
+        net, tuple(preparation.mean), tuple(preparation.std), (3, side, side), tuple(published.meta["categories"])
+    )
+    if classes is not None and not pretrained:
+        _config(net).update(num_classes=classes, label_names=None)
+    return net
+
+
+def _from_factory(name: str, classes: int | None) -> nn.Module:
+    module_name, _, attribute = name.partition(":")
+    here = str(Path.cwd())
+    sys.path.insert(0, here)  # a user's own module lies where the command is run, as with `python -m`
+    try:
+        factory = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError, ValueError) as problem:
+        raise ValueError(f"{name} cannot be imported: {problem}.") from None
+    finally:
+        sys.path.remove(here)
+    net = factory() if classes is None else factory(num_classes=classes)
+    if not isinstance(net, nn.Module):
+        raise ValueError(f"{name} gives a {type(net).__name__}, not a torch.nn.Module.")
+    if not hasattr(net, "pretrained_cfg"):
+        warnings.warn(
+            f"{name} does not say how its input is normalized, so ImageNet's mean and standard deviation are assumed; "
+            "set net.pretrained_cfg = {'mean': ..., 'std': ..., 'input_size': ..., 'num_classes': ...} in it.",
+            stacklevel=3,
+        )
+        net.pretrained_cfg = {  # type: ignore[assignment]
+            "mean": IMAGENET_MEAN,
+            "std": IMAGENET_STD,
+            "input_size": (3, 224, 224),
+        }
+    return net
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file of weights, whatever usual wrapping they are in; no code in it is run."""
+    try:
+        if path.suffix == ".safetensors":
+            return safetensors.torch.load_file(path)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except SafetensorError as problem:
+        raise ValueError(f"{path} is no whole safetensors file ({problem}).") from None
+    except Exception as problem:  # torch.load tells damaged, foreign and unsafe files apart by many exceptions
+        reason = str(problem).strip().splitlines()[0] if str(problem).strip() else type(problem).__name__
+        raise ValueError(f"{path} is damaged or holds more than tensors, which could run code ({reason}).") from None
+    for key in ("state_dict", "model"):
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise ValueError(f"{path} holds no state dict: expected are names with tensors.")
+    return {name.removeprefix("module."): value for name, value in content.items()}
+
+
+def fill(net: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
+    """Load ``state`` into ``net``; where they do not fit, name the first keys that differ and change nothing."""
+    expected = net.state_dict()
+    differences = {
+        "it lacks": [name for name in expected if name not in state],
+        "it has": [name for name in state if name not in expected],
+        "other shapes:": [
+            f"{name} {tuple(state[name].shape)} for {tuple(value.shape)}"
+            for name, value in expected.items()
+            if name in state and state[name].shape != value.shape
+        ],
+    }
+    parts = [f"{what} {_first(keys)}" for what, keys in differences.items() if keys]
+    if parts:
+        raise ValueError(f"{source} does not fit the model: {'; '.join(parts)}.")
+    net.load_state_dict(state)
+
+
+def _first(keys: list[str]) -> str:
+    rest = len(keys) - SHOWN_KEYS
+    return ", ".join(keys[:SHOWN_KEYS]) + (f" and {rest} more" if rest > 0 else "")
