@@ -7,7 +7,7 @@ import sys
 import typer
 from rich.console import Console
 
-from eata.cli import corrupt, data, train
+from eata.cli import bench, corrupt, data, demo, predict, report, train
 
 app = typer.Typer(
     name="eata",
@@ -17,6 +17,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(data.app, name="data")
+app.command()(demo.demo)
+app.command()(predict.predict)
+app.command()(bench.bench)
+app.command()(report.report)
 app.command()(corrupt.corrupt)
 app.command()(train.train)
 
