@@ -1,0 +1,220 @@
+"""BatchNorm with the batch's own statistics: the one layer that couples samples, so the one approximation.
+
+With N values a channel, scale s = weight / std, and y the normalized input, the gradient of row i is
+
+    dx_i = s (dy_i - (sum dy) / N - y_i (sum dy y) / N),
+
+with the sums over the whole batch. So rows that were not chosen get a gradient too, through the mean and the variance,
+and hand it down to the layers below. It is small and alike from row to row: a few rows can stand for all. Each stored
+row k (the chosen ones, and some *stand-ins*) therefore counts for w_k rows of the batch in what mean and variance send
+back, with sum w_k = B:
+
+    dx_k = s (dy_k - w_k ((sum dy) / N + y_k (sum dy y) / N)),
+
+where dy is already the sum over the rows that k stands for. w = 1 with all rows stored is the exact gradient; w = B/B'
+without stand-ins takes the chosen rows for the batch (biased, since confident samples are not typical ones).
+
+Which rows stand in, and their weights, is a quadrature problem: the weighted sum of what describes a row shall match
+the sum over the batch. A row is described by its mean and mean square in each channel of each BatchNorm layer, which
+the forward pass computes anyway for the statistics. See `stand_ins`. No random numbers are drawn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eata.rows.gradient import RowGradient, Rows, take
+from eata.rows.rules import rule
+
+aten = torch.ops.aten
+
+
+# --- forward ----------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Moments:
+    """Mean and mean square of each row and channel, (B, C) each, at one BatchNorm layer."""
+
+    mean: Tensor
+    square: Tensor
+
+
+def row_moments(x: Tensor) -> Moments:
+    """Moments of a layer's input (B, C, ...)."""
+    x = x.detach()
+    if x.dtype in (torch.float16, torch.bfloat16):
+        x = x.float()
+    if x.dim() == 2:
+        return Moments(x, x.square())
+    if x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last):
+        by_row = x.permute(0, 2, 3, 1).flatten(1, 2)
+        positions = by_row.shape[1]
+        # One small product for each row: the sums of squares without a tensor of squares.
+        square = torch.stack([torch.linalg.vecdot(row, row, dim=0) for row in by_row])
+        return Moments(by_row.sum(1) / positions, square / positions)
+    by_row = x.flatten(2)
+    positions = by_row.shape[2]
+    return Moments(by_row.sum(2) / positions, torch.linalg.vector_norm(by_row, dim=2).square_() / positions)
+
+
+def statistics(moments: Moments, x: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Mean and (biased) variance by channel; None where rounding would show, that is |mean| >> deviation."""
+    mean = moments.mean.mean(0, dtype=torch.float64)
+    variance = (moments.square.mean(0, dtype=torch.float64) - mean * mean).clamp_min_(0)
+    if x.dtype != torch.float32 or bool((variance < 1e-2 * mean * mean).any()):
+        return None
+    return mean.to(x.dtype), variance.to(x.dtype)
+
+
+class BatchNorm(torch.autograd.Function):
+    """Batch-statistics BatchNorm: the same values as PyTorch's, faster statistics, and the rule above backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, moments: Moments, half: bool
+    ) -> Tensor:
+        """Normalize; ``half`` keeps the input for the backward pass in 16 bits."""
+        known = statistics(moments, x)
+        if known is None:
+            y, mean, rstd = torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, eps)
+        else:
+            mean, variance = known
+            y = torch.native_batch_norm(x, weight, bias, mean, variance, False, 0.0, eps)[0]
+            rstd = (variance + eps).rsqrt_()
+        ctx.save_for_backward(x.bfloat16() if half else x, weight, mean, rstd)
+        ctx.eps, ctx.dtype = eps, x.dtype
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        """The rule at the top, or the exact gradient where ``g`` is dense."""
+        x, weight, mean, rstd = ctx.saved_tensors
+        if isinstance(g, RowGradient) and g.place.dim == 0 and g.place.outer == g.place.inner == 1:
+            own = g.take(x)
+            dx, dweight, dbias = _on_rows(g.kept, own.to(ctx.dtype), weight, mean, rstd, g.rows, ctx.eps)
+            return g.like(dx), dweight, dbias, None, None, None
+        mask = (True, weight is not None, weight is not None)
+        dense = g.dense() if isinstance(g, RowGradient) else g
+        return (
+            *aten.native_batch_norm_backward(
+                dense, x.to(ctx.dtype), weight, None, None, mean, rstd, True, ctx.eps, mask
+            ),
+            None,
+            None,
+            None,
+        )
+
+
+def _on_rows(
+    g: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, rows: Rows, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients from the stored rows; overwrites ``x``, which is a copy."""
+    # The kernel for fixed statistics gives the two sums without another large tensor.
+    variance = rstd.pow(-2) - eps
+    _, dot, total = aten.native_batch_norm_backward(
+        g, x, weight, mean, variance, None, None, False, eps, (False, True, True)
+    )
+    count = rows.batch * math.prod(x.shape[2:])
+    scale = rstd if weight is None else rstd * weight
+    slope = -scale * rstd * dot / count
+    offset = -scale * total / count - slope * mean
+    ones = [1] * (x.dim() - 2)
+    row_weight = torch.ones(rows.count, dtype=x.dtype, device=x.device) if rows.weight is None else rows.weight.to(x)
+    slopes = (row_weight[:, None] * slope).view(*x.shape[:2], *ones)
+    offsets = (row_weight[:, None] * offset).view(*x.shape[:2], *ones)
+    x.mul_(slopes).add_(offsets).addcmul_(g, scale.view(1, -1, *ones))
+    return x, dot, total
+
+
+@rule(aten.native_batch_norm_backward.default)
+def _fixed_statistics(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Statistics of the source: a fixed scale and shift. InstanceNorm: B * C channels of one sample, each by itself."""
+    g, x, weight, running_mean, running_var, mean, rstd, train, eps, mask = args
+    if not isinstance(g, RowGradient):
+        return NotImplemented
+    if g.place.dim == 0 and not train:
+        dx, dweight, dbias = func(g.kept, g.take(x), weight, running_mean, running_var, mean, rstd, train, eps, mask)
+        return (g.like(dx) if mask[0] else None), dweight, dbias
+    if g.place.dim == 1:
+        channels = g.place.at(0)
+
+        def kept(v: Tensor | None) -> Tensor | None:
+            return v if v is None or not v.numel() else take(v, g.rows, channels)
+
+        vectors = map(kept, (weight, running_mean, running_var, mean, rstd))
+        dx, dweight, dbias = func(g.kept, g.take(x), *vectors, train, eps, mask)
+        return tuple(
+            g.like(d, place) if wanted else None
+            for d, place, wanted in zip((dx, dweight, dbias), (g.place, channels, channels), mask, strict=True)
+        )
+    return NotImplemented
+
+
+# --- who stands in ----------------------------------------------------------------------------------------------------
+
+SHARE = 0.5  # stand-ins: SHARE (1 - B'/B)^3 B; fewer are needed where the chosen rows are many
+RIDGE = 0.4  # in units of a row's own variance: pulls the weights towards B / rows
+
+
+def stand_ins(layers: list[Moments], index: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows to store, and how many rows of the batch each stands for.
+
+    Greedy kernel quadrature: rows are added one by one, each the one that lowers most the distance between the batch's
+    sum of descriptions and what the stored rows can make of it; then the weights solve a small ridge problem.
+
+    Args:
+        layers: the rows' moments at each BatchNorm layer.
+        index: the chosen rows, ascending.
+
+    Returns:
+        Stored rows, ascending, chosen ones among them; and their weights, not negative, with sum about B.
+    """
+    kernel = _likeness(layers)
+    batch = len(kernel)
+    wanted = math.ceil(SHARE * (1 - len(index) / batch) ** 3 * batch)
+    stored = index.to(kernel.device)
+    system = kernel[stored][:, stored] + RIDGE * torch.eye(len(stored), dtype=kernel.dtype)
+    explained = torch.linalg.solve(system, kernel[stored])
+    rest = kernel - kernel[:, stored] @ explained  # what the stored rows can't tell of the others
+    target = rest.sum(1)
+    free = torch.ones(batch, dtype=torch.bool)
+    free[stored] = False
+    for _ in range(wanted):
+        pivot = rest.diagonal() + RIDGE
+        best = int(torch.where(free, target.square() / pivot, -1.0).argmax())
+        column = rest[:, best] / pivot[best]
+        target = target - column * target[best]
+        rest = rest - torch.outer(column, rest[best])
+        free[best] = False
+    stored = (~free).nonzero().flatten()
+    return stored.to(index.device), _weights(kernel, stored).to(index.device)
+
+
+def _likeness(layers: list[Moments]) -> Tensor:
+    """How alike any two rows are, (B, B): k + k^2 of their descriptions' products, every layer counting the same."""
+    batch = len(layers[0].mean)
+    products = torch.zeros(batch, batch, dtype=torch.float64)
+    for layer in layers:
+        mean = layer.mean - layer.mean.mean(0)
+        spread = layer.square - 2 * layer.mean * layer.mean.mean(0)
+        spread = spread - spread.mean(0)
+        for values in (mean, spread):
+            standard = values / values.std(0, correction=0).clamp_min(1e-12)
+            products += (standard @ standard.T / standard.shape[1]).double().cpu()
+    products /= products.diagonal().mean().clamp_min(1e-12)
+    return products + products.square() + 10.0  # the constant: what the weights sum to matters most
+
+
+def _weights(kernel: Tensor, stored: Tensor) -> Tensor:
+    even = torch.full((len(stored),), len(kernel) / len(stored), dtype=kernel.dtype)
+    among = kernel[stored][:, stored]
+    missing = kernel[stored].sum(1) - among @ even
+    ridge = RIDGE * torch.eye(len(stored), dtype=kernel.dtype)
+    weights: Tensor = even + torch.linalg.solve(among + ridge, missing)
+    return weights.clamp_min_(0)
