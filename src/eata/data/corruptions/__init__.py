@@ -38,6 +38,9 @@ CORRUPTIONS: tuple[str, ...] = tuple(_FUNCTIONS)
 
 SEVERITIES: tuple[int, ...] = (1, 2, 3, 4, 5)
 
+SMALLEST = 16
+"""Pixels that each side of an image needs; on fewer, some corruptions have no meaning."""
+
 # Many constants are lengths in pixels. Images of 32 pixels have their own set, those of 224 theirs; between the two the
 # nearer one in proportion holds, and 84 is just below sqrt(32 * 224).
 _SMALL = 84
@@ -102,5 +105,6 @@ def _check_images(images: Tensor) -> None:
         raise TypeError(f"images must be a uint8 tensor with values 0 to 255, not {kind}; corrupt before normalizing.")
     if images.ndim != 4 or images.shape[1] != 3:
         raise ValueError(f"images must have shape (B, 3, height, width), not {tuple(images.shape)}.")
-    if min(images.shape[2:]) < 16:
-        raise ValueError(f"images must have at least 16 x 16 pixels, not {images.shape[2]} x {images.shape[3]}.")
+    height, width = images.shape[2:]
+    if min(height, width) < SMALLEST:
+        raise ValueError(f"images must have at least {SMALLEST} x {SMALLEST} pixels, not {height} x {width}.")

@@ -33,7 +33,7 @@ def elastic_transform(images: Tensor, c: tuple[float, float, float], draws: Draw
         grid = torch.stack((across * 2 / (width - 1) - 1, down * 2 / (height - 1) - 1), dim=-1)
         values = F.grid_sample(values, grid, padding_mode="reflection", align_corners=True)
     if amplitude:
-        bend = gaussian_blur(draws.uniform(-amplitude, amplitude, 2, height, width), sigma, 3, border="symmetric")
+        bend = gaussian_blur(draws.uniform(-amplitude, amplitude, 2, height, width), sigma, truncate=3, mirror=True)
         across, down = bend[:, 0].add_(x), bend[:, 1].add_(y)
         grid = torch.stack(((across * 2 + 1) / width - 1, (down * 2 + 1) / height - 1), dim=-1)
         values = F.grid_sample(values, grid, padding_mode="reflection", align_corners=False)
@@ -52,15 +52,17 @@ def _affine(shifts: Tensor, height: int, width: int) -> Tensor:
 def pixelate(images: Tensor, ratio: float, draws: Draws) -> Tensor:
     """Scaled down by the mean of boxes, and up again by repetition."""
     values = images.float()
-    for dim in (3, 2):
+    for dim in (2, 3):
         starts, counts = _boxes(images.shape[dim], ratio)
+        across = (-1, 1) if dim == 2 else (-1,)
         total = values.index_select(dim, starts)
         for k in range(1, int(counts.max())):
-            more = values.index_select(dim, (starts + k).clamp_max_(images.shape[dim] - 1))
-            total += more * (counts > k).view(-1, *[1] * (3 - dim))
-        values = total.div_(counts.view(-1, *[1] * (3 - dim))).add_(0.5).floor_()
-    small = values.to(torch.uint8)
-    for dim in (2, 3):
+            # A box that has ended takes its last pixel again, with weight 0.
+            more = values.index_select(dim, starts + torch.minimum(counts - 1, torch.tensor(k)))
+            total.addcmul_(more, (counts > k).float().view(across))
+        values = total.div_(counts.view(across))
+    small = values.add_(0.5).to(torch.uint8)
+    for dim in (3, 2):
         size = images.shape[dim]
         middles = (torch.arange(size, dtype=torch.float64) + 0.5) * (small.shape[dim] / size)
         small = small.index_select(dim, middles.long())
@@ -76,9 +78,9 @@ def _boxes(size: int, ratio: float) -> tuple[Tensor, Tensor]:
 
 def jpeg_compression(images: Tensor, quality: int, draws: Draws) -> Tensor:
     """Saved as a JPEG file of low quality, and read again."""
-    decoded = []
-    for image in images.permute(0, 2, 3, 1).contiguous().numpy():
+    decoded = np.empty(images.shape, dtype=np.uint8)
+    for i, planes in enumerate(images.numpy()):
         file = BytesIO()
-        Image.fromarray(image).save(file, "JPEG", quality=quality)
-        decoded.append(np.asarray(Image.open(file)))
-    return torch.from_numpy(np.stack(decoded)).permute(0, 3, 1, 2).contiguous()
+        Image.merge("RGB", [Image.fromarray(plane) for plane in planes]).save(file, "JPEG", quality=quality)
+        decoded[i] = np.asarray(Image.open(file)).transpose(2, 0, 1)
+    return torch.from_numpy(decoded)

@@ -31,8 +31,8 @@ class Draws:
             self._states.append(base.state)
         self._generator = base
 
-    def _words(self, *shape: int) -> Tensor:
-        """Uniform int16."""
+    def words(self, *shape: int) -> Tensor:
+        """Uniform int16 in -32768..32767."""
         size = math.prod(shape)
         words = np.empty((len(self._states), -(-size // 4)), dtype=np.uint64)
         for i, state in enumerate(self._states):
@@ -43,11 +43,11 @@ class Draws:
 
     def bits(self, *shape: int) -> Tensor:
         """Uniform int32 in 0..65535."""
-        return self._words(*shape).int().add_(32768)
+        return self.words(*shape).int().add_(32768)
 
     def uniform(self, low: float, high: float, *shape: int) -> Tensor:
         """Uniform float32 between ``low`` and ``high``."""
-        return self._words(*shape).float().add_(32768.5).mul_((high - low) / 65536).add_(low)
+        return self.words(*shape).float().add_(32768.5).mul_((high - low) / 65536).add_(low)
 
     def normal(self, mean: float, deviation: float, *shape: int) -> Tensor:
         """Normal float32."""

@@ -19,8 +19,8 @@ def to_pixels(values: Tensor) -> Tensor:
     return values.add_(1e-3).clamp_(0, 255).to(torch.uint8)
 
 
-def gaussian_blur(values: Tensor, sigma: float, truncate: float, border: str) -> Tensor:
-    """Blur the last two dimensions; ``border`` is numpy's name for what lies outside ('edge' or 'symmetric')."""
+def gaussian_blur(values: Tensor, sigma: float, truncate: float, mirror: bool = False) -> Tensor:
+    """Blur the last two dimensions; outside lie the border pixels again, or with ``mirror`` the image reversed."""
     radius = int(truncate * sigma + 0.5)
     if radius == 0:
         return values
@@ -28,13 +28,19 @@ def gaussian_blur(values: Tensor, sigma: float, truncate: float, border: str) ->
     weights = (taps / taps.sum()).tolist()
     for dim in (-1, -2):
         size = values.shape[dim]
-        inside = torch.from_numpy(np.pad(np.arange(size), radius, mode=border))  # type: ignore[call-overload]
-        padded = values.index_select(values.ndim + dim, inside)
+        padded = _padded(values, dim, radius, mirror)
         values = padded.narrow(dim, radius, size) * weights[radius]
         for shift in range(radius):
             values.add_(padded.narrow(dim, shift, size), alpha=weights[shift])
             values.add_(padded.narrow(dim, 2 * radius - shift, size), alpha=weights[shift])
     return values
+
+
+def _padded(values: Tensor, dim: int, radius: int, mirror: bool) -> Tensor:
+    if mirror:
+        start, end = (values.narrow(dim, at, radius).flip(dim) for at in (0, values.shape[dim] - radius))
+        return torch.cat((start, values, end), dim)
+    return F.pad(values, (radius, radius, 0, 0) if dim == -1 else (0, 0, radius, radius), mode="replicate")
 
 
 def motion_blur(values: Tensor, radius: int, sigma: float, angles: Tensor) -> Tensor:

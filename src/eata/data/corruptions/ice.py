@@ -64,7 +64,12 @@ def _computed() -> list[Tensor]:
 
 
 def _feather(
-    draw: ImageDraw.ImageDraw, rng: np.random.Generator, start: np.ndarray, angle: float, length: float, stem: bool = True
+    draw: ImageDraw.ImageDraw,
+    rng: np.random.Generator,
+    start: np.ndarray,
+    angle: float,
+    length: float,
+    stem: bool = True,
 ) -> None:
     """A curved stem with branches at 60 degrees, as ice has them, and twigs on those at 60 degrees again."""
     pace, bend, point = 6.0, rng.normal(0, 0.02), start

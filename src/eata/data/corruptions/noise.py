@@ -37,6 +37,8 @@ def _photon_counts(photons: float) -> Tensor:
 
 def impulse_noise(images: Tensor, share: float, draws: Draws) -> Tensor:
     """Noise of broken bits: a share of the values becomes black or white, as often one as the other."""
-    bits = draws.bits(*images.shape[1:])
-    edge = round(share / 2 * 65536)
-    return images.masked_fill(bits < edge, 0).masked_fill_(bits >= 65536 - edge, 255)
+    words = draws.words(*images.shape[1:])
+    edge = 32768 - round(share / 2 * 65536)
+    kept = (words >= -edge).view(torch.uint8) * 255
+    white = (words >= edge).view(torch.uint8) * 255
+    return (images & kept).bitwise_or_(white)
