@@ -63,9 +63,8 @@ def both(
 ) -> tuple[rows.Engine, Tensor, Tensor]:
     """Engine, its gradient and autograd's, each as one vector."""
     engine = rows.Engine()
-    with engine.watch(net):
-        logits = net(x)
-    ours = engine.gradients(logits, chosen, loss, parameters, again=lambda: net(x))
+    logits = engine.forward(net, lambda: net(x))
+    ours = engine.gradients(logits, chosen, loss, parameters)
     textbook = torch.autograd.grad(loss(net(x)[chosen]), parameters, allow_unused=True)
     assert [g is None for g in ours] == [g is None for g in textbook]
     return engine, vector(ours), vector(textbook)
@@ -416,10 +415,9 @@ def test_autocast(norm: str) -> None:
     x = images(3, 8, 8)
     engine = rows.Engine()
     with torch.autocast("cpu", torch.bfloat16):
-        with engine.watch(net):
-            logits = net(x)
+        logits = engine.forward(net, lambda: net(x))
         assert logits.dtype == torch.bfloat16
-        ours = vector(engine.gradients(logits, CHOSEN, lambda z: sharp(z.float()), parameters, again=lambda: net(x)))
+        ours = vector(engine.gradients(logits, CHOSEN, lambda z: sharp(z.float()), parameters))
         textbook = vector(torch.autograd.grad(sharp(net(x)[CHOSEN].float()), parameters))
     assert engine.rows is not None
     assert ours.dtype == torch.float32
@@ -430,9 +428,8 @@ def test_channels_last_stays_on_rows() -> None:
     net, parameters = prepared(ResNet26(10, "gn"))
     x = images(3, 16, 16).double()
     engine = rows.Engine()
-    with engine.watch(net):
-        logits = net(x.to(memory_format=torch.channels_last))
-    ours = engine.gradients(logits, CHOSEN, sharp, parameters, again=lambda: net(x))
+    logits = engine.forward(net, lambda: net(x.to(memory_format=torch.channels_last)))
+    ours = engine.gradients(logits, CHOSEN, sharp, parameters)
     textbook = torch.autograd.grad(sharp(net(x)[CHOSEN]), parameters)
     assert (vector(ours) - vector(textbook)).abs().max() < 1e-9
     assert engine.rows is not None
@@ -494,9 +491,8 @@ def test_any_failure_inside_gives_the_full_gradient_and_one_warning(odd: type[to
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         for _ in range(3):
-            with engine.watch(net):
-                logits = net(x)
-            ours = vector(engine.gradients(logits, CHOSEN, sharp, parameters, again=lambda: net(x)))
+            logits = engine.forward(net, lambda: net(x))
+            ours = vector(engine.gradients(logits, CHOSEN, sharp, parameters))
             assert torch.equal(ours, textbook)
     assert len([w for w in seen if "row-sparse" in str(w.message)]) == 1
     assert engine.failed
@@ -506,9 +502,8 @@ def test_loss_that_touches_other_rows_gets_the_textbook_gradient() -> None:
     net, parameters = prepared(small())
     x = images(3, 8, 8).double()
     engine = rows.Engine()
-    with engine.watch(net):
-        logits = net(x)
-    ours = engine.gradients(logits, CHOSEN, lambda z: sharp(z) + logits.square().sum(), parameters, lambda: net(x))
+    logits = engine.forward(net, lambda: net(x))
+    ours = engine.gradients(logits, CHOSEN, lambda z: sharp(z) + logits.square().sum(), parameters)
     again = net(x)
     textbook = torch.autograd.grad(sharp(again[CHOSEN]) + again.square().sum(), parameters)
     assert (vector(ours) - vector(textbook)).abs().max() < 1e-10
@@ -559,7 +554,7 @@ def test_bad_index(index: Tensor, words: str) -> None:
 
 def test_logits_without_a_batch_dimension() -> None:
     with pytest.raises(ValueError, match="first dimension"):
-        rows.Engine().gradients(torch.tensor(1.0), CHOSEN, sharp, [], again=lambda: torch.tensor(1.0))
+        rows.Engine().gradients(torch.tensor(1.0), CHOSEN, sharp, [])
 
 
 def test_logits_of_another_batch_size_than_the_layers_take_the_full_path() -> None:

@@ -10,21 +10,17 @@ the gradient is the textbook one. With the batch's statistics it is an approxima
 How an adapter uses it, with one `Engine` for its life::
 
     engine = rows.Engine(lean=False)
-    with engine.watch(net):
-        logits = net(x)                                             # (B, C), with a graph
-    gradients = engine.gradients(
-        logits, index, loss_of=lambda chosen: loss(chosen), parameters=[...], again=lambda: net(x)
-    )                                                               # as torch.autograd.grad(..., allow_unused=True)
+    logits = engine.forward(net, lambda: net(x))                      # (B, C), with a graph
+    gradients = engine.gradients(logits, index, loss_of, parameters)  # as torch.autograd.grad(..., allow_unused=True)
 
-``loss_of`` gets the logits of the chosen rows, (B', C). ``again`` repeats the forward pass; it is called once, and only
-if something inside fails: then the full gradient is taken, for this batch and all later ones, with one warning.
+``loss_of`` gets the logits of the chosen rows, (B', C), and gives the loss. If anything inside fails, the forward pass
+is run again and the full gradient is taken, for this batch and all later ones, with one warning.
 """
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -46,9 +42,8 @@ class Engine:
 
     >>> net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
     >>> x, chosen, engine = torch.randn(8, 3), torch.tensor([1, 4]), Engine()
-    >>> with engine.watch(net):
-    ...     logits = net(x)
-    >>> ours = engine.gradients(logits, chosen, torch.sum, list(net[1].parameters()), again=lambda: net(x))
+    >>> logits = engine.forward(net, lambda: net(x))
+    >>> ours = engine.gradients(logits, chosen, torch.sum, list(net[1].parameters()))
     >>> textbook = torch.autograd.grad(net(x)[chosen].sum(), list(net[1].parameters()))
     >>> all(torch.allclose(a, b, atol=1e-6) for a, b in zip(ours, textbook))
     True
@@ -59,17 +54,18 @@ class Engine:
         self.failed = False
         self.rows: Rows | None = None  # what the last gradient stored; None after a full one
         self._watch: Watch | None = None
+        self._again: Callable[[], Tensor] | None = None
 
-    @contextlib.contextmanager
-    def watch(self, net: nn.Module) -> Iterator[None]:
-        """Run the forward pass inside."""
-        self._watch = None
+    def forward(self, net: nn.Module, run: Callable[[], Tensor]) -> Tensor:
+        """``run()``, which calls ``net`` and gives its logits, watched; it is kept to be repeated if need be."""
+        self._watch, self._again = None, run
         if self.failed or not torch.is_grad_enabled() or _compiled(net):
-            yield
-            return
-        self._watch = Watch(self.lean)
-        with self._watch:
-            yield
+            return run()
+        watch = Watch(self.lean)
+        with watch:
+            logits = run()
+        self._watch = watch
+        return logits
 
     def gradients(
         self,
@@ -77,24 +73,22 @@ class Engine:
         index: Tensor,
         loss_of: Callable[[Tensor], Tensor],
         parameters: Sequence[Tensor],
-        again: Callable[[], Tensor],
     ) -> tuple[Tensor | None, ...]:
         """Gradients of ``loss_of(logits[index])``.
 
         Args:
-            logits: of the watched forward pass, batch first.
+            logits: of ``forward``, batch first.
             index: chosen rows, each once, at least one.
             loss_of: from the chosen rows' logits, (B', C), to a scalar.
             parameters: to differentiate by.
-            again: repeats the forward pass, unwatched.
 
         Returns:
             One gradient for each parameter; None where it does not take part.
         """
         index = checked_index(logits, index)
-        watch, self._watch = self._watch, None
+        watch, again, self._watch, self._again = self._watch, self._again, None, None
         self.rows = rows = None if watch is None else watch.rows_for(logits, index, BREAK_EVEN)
-        if watch is None or rows is None:
+        if watch is None or again is None or rows is None:
             return _full(logits, index, loss_of, parameters)
         try:
             chosen = select_rows(logits, index, rows)
