@@ -49,7 +49,7 @@ def by_subfolder(folder: Path) -> tuple[list[Path], list[int], list[str]]:
     names = [name for name, files in found.items() if files]
     files = [path for name in names for path in found[name]]
     labels = [label for label, name in enumerate(names) for _ in found[name]]
-    loose = sorted(path for path in folder.iterdir() if path.is_file() and _is_image(path.name))
+    loose = sorted(path for path in folder.iterdir() if not path.is_dir() and _is_image(path.name))
     if not files and not loose:
         raise ValueError(f"{folder} has no images (looked for {' '.join(SUFFIXES)}).")
     return files + loose, labels + [UNKNOWN] * len(loose), names
@@ -119,7 +119,7 @@ class FileStream(Stream):
         class_index: Sequence[int] | None = None,
         corrupt: Corrupt | None = None,
     ) -> None:
-        listing = [f"{path.relative_to(root)} {path.stat().st_size}" for path in files]
+        listing = [f"{path.relative_to(root)} {path.stat().st_size if path.exists() else 0}" for path in files]
         digest = hashlib.sha256("\n".join([recipe, *listing]).encode(errors="surrogateescape")).hexdigest()[:12]
         super().__init__(name, class_names, digest=digest, class_index=class_index, generated=corrupt is not None)
         self._files = files
