@@ -5,6 +5,7 @@ from eata.adapter import Adapter, Stats
 from eata.importance import fisher, in_distribution
 from eata.methods import BN, EATA, ETA, MEMO, TTT, Augment, Source, Tent, method, preset
 from eata.norm import check
+from eata.window import Window
 
 __all__ = [
     "BN",
@@ -17,6 +18,7 @@ __all__ = [
     "Source",
     "Stats",
     "Tent",
+    "Window",
     "check",
     "data",
     "fisher",

@@ -76,6 +76,8 @@ class Prepared:
         self._hooks: list[RemovableHandle] = []
         #: n in the mixture; None: the length of the batch at hand
         self.samples: int | None = None
+        #: whether the mixture is on; eata.Window makes its own
+        self.mixing = True
         _wrapped[net] = owner
         net.eval()
         net.requires_grad_(False)
@@ -96,7 +98,8 @@ class Prepared:
         source = (layer.running_mean, layer.running_var)
 
         def mix(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            layer.running_mean, layer.running_var = mixed_statistics(inputs[0], source, prior, self.samples)
+            if self.mixing:
+                layer.running_mean, layer.running_var = mixed_statistics(inputs[0], source, prior, self.samples)
 
         def put_back(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             layer.running_mean, layer.running_var = source
