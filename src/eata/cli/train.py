@@ -109,9 +109,8 @@ def _check(name: str) -> None:
     net = zoo.load(name)
     made = record.read(path)
     found = training.error(net, *SETS[made.data].arrays("test"))
-    Console().print(
-        f"{name}: {found:.2f} % error measured, {made.error:.2f} % recorded ({made.images} clean test images)."
-    )
+    said = f"{name}: {found:.2f} % error measured, {made.error:.2f} % recorded ({made.images} clean test images)."
+    Console().print(said, soft_wrap=True)
     if abs(found - made.error) > 100 * SAME_IMAGES / made.images + 1e-9:
         raise ValueError(f"{name} does not do what its record says.")
 

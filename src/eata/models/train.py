@@ -237,5 +237,6 @@ def _load(path: Path, net: nn.Module, optimizer: torch.optim.SGD, fingerprint: d
         raise ValueError(f"{path} is no checkpoint of this recipe, seed and data set; move it away or name another.")
     fill(net, {name[4:]: value for name, value in tensors.items() if name.startswith("net.")}, str(path))
     for name, parameter in net.named_parameters():
-        optimizer.state[parameter]["momentum_buffer"] = tensors[f"momentum.{name}"]
+        # in the parameter's own memory layout: the fused optimizer walks both side by side and trusts that they match
+        optimizer.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(tensors[f"momentum.{name}"])
     return [Epoch(**epoch) for epoch in json.loads(metadata["history"])]

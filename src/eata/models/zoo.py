@@ -155,7 +155,10 @@ def _from_factory(name: str, classes: int | None) -> nn.Module:
         raise ValueError(f"{name} cannot be imported: {problem}.") from None
     finally:
         sys.path.remove(here)
-    net = factory() if classes is None else factory(num_classes=classes)
+    try:
+        net = factory() if classes is None else factory(num_classes=classes)
+    except TypeError as problem:
+        raise ValueError(f"{name} cannot be called as a factory of models: {problem}.") from None
     if not isinstance(net, nn.Module):
         raise ValueError(f"{name} gives a {type(net).__name__}, not a torch.nn.Module.")
     if not hasattr(net, "pretrained_cfg"):
