@@ -90,9 +90,7 @@ def _paths(source: Path, target: Path) -> list[Path]:
     if not source.is_dir():
         raise ValueError(f"{source} is not a folder; give a folder of images.")
     if target.resolve().is_relative_to(source.resolve()):
-        raise ValueError(
-            f"{target} lies inside {source}, so the next run would corrupt its own results; choose another."
-        )
+        raise ValueError(f"{target} lies inside {source}: the next run would corrupt its own results; choose another.")
     paths = images.find(source)
     if not paths:
         raise ValueError(f"{source} has no images (looked for {' '.join(images.SUFFIXES)}).")

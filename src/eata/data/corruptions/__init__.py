@@ -78,10 +78,12 @@ def corrupt(
     _check_images(images)
     if min(seed, first) < 0:
         raise ValueError(f"seed and first must be 0 or more, not {seed} and {first}.")
+    if len(images) == 0:
+        return images.clone()
     family = CIFAR if min(images.shape[2:]) <= _SMALL else IMAGENET
     function = partial(_FUNCTIONS[name], photos=frost) if name == "frost" else _FUNCTIONS[name]
     key = (seed, CORRUPTIONS.index(name), severity)
-    size = max(1, _CHUNK // images[0].numel()) if len(images) else 1
+    size = max(1, _CHUNK // images[0].numel())
     corrupted = [
         function(chunk, family[name][severity - 1], Draws(key, first + i * size, len(chunk)))
         for i, chunk in enumerate(images.cpu().split(size))

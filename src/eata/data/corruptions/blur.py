@@ -36,7 +36,8 @@ def _disc(radius: float, softness: float) -> Tensor:
     kernel = torch.outer(around, around) / around.sum() ** 2
     mirrored = F.pad((disc / disc.sum())[None, None], (taps,) * 4, mode="reflect")
     empty = max(0, grid - int(radius) - taps)  # rows of zeros, which would only cost time
-    return F.conv2d(mirrored, kernel[None, None])[0, 0, empty : 2 * grid + 1 - empty, empty : 2 * grid + 1 - empty]
+    softened: Tensor = F.conv2d(mirrored, kernel[None, None])[0, 0]
+    return softened[empty : 2 * grid + 1 - empty, empty : 2 * grid + 1 - empty]
 
 
 @lru_cache
@@ -46,7 +47,8 @@ def _disc_spectrum(radius: float, softness: float, height: int, width: int) -> T
     centred = torch.zeros(height, width, dtype=torch.float64)
     centred[: disc.shape[0], : disc.shape[1]] = disc
     # The disc is symmetric about its middle, so its spectrum is real.
-    return torch.fft.rfft2(centred.roll((-reach, -reach), (0, 1))).real.float()
+    spectrum: Tensor = torch.fft.rfft2(centred.roll((-reach, -reach), (0, 1)))
+    return spectrum.real.float()
 
 
 def glass_blur(images: Tensor, c: tuple[float, int, int], draws: Draws) -> Tensor:
@@ -65,8 +67,8 @@ def _shuffle(bits: Tensor, height: int, width: int, reach: int) -> Tensor:
 
     The published loop walks from the last pixel to the first and means to swap each with a random neighbour, but its
     swap reads through a view: the pixel becomes a copy of the neighbour, and the neighbour stays. So a pixel whose
-    neighbour was walked before it takes what that one has become, any other takes what was there at the start. That makes
-    a forest of pointers, and following all of them at once, two steps for one each time, needs no walk.
+    neighbour was walked before it takes what that one has become, any other takes what was there at the start. That
+    makes a forest of pointers, and following all of them at once, two steps for one each time, needs no walk.
     """
     down, right = (bits * (2 * reach) >> 16).sub_(reach).unbind(1)
     walked = torch.zeros(height, width, dtype=torch.bool)
@@ -74,7 +76,7 @@ def _shuffle(bits: Tensor, height: int, width: int, reach: int) -> Tensor:
     step = (down.mul_(width).add_(right) * walked).flatten(1)
     pixel = torch.arange(height * width)
     neighbour = pixel + step
-    # Later in the image means walked earlier: there the pointer goes on. Elsewhere it ends, at what was there at the start.
+    # Later in the image means walked earlier: there the pointer goes on. Elsewhere it ends, at the neighbour as it was.
     pointer = pixel + step.clamp_min_(0)
     while True:
         further = pointer.gather(1, pointer)

@@ -16,9 +16,9 @@ from eata.data.corruptions.filters import gaussian_blur, to_pixels
 
 def contrast(images: Tensor, factor: float, draws: Draws) -> Tensor:
     """Each channel pulled towards its mean."""
-    values = images.float()
-    mean = values.mean((2, 3), keepdim=True)
-    return to_pixels(values.mul_(factor).add_(mean * (1 - factor)))
+    height, width = images.shape[2:]
+    mean = images.sum((2, 3), keepdim=True) / (height * width)  # a sum of integers has no order to depend on
+    return to_pixels(images.float().mul_(factor).add_(mean, alpha=1 - factor))
 
 
 def elastic_transform(images: Tensor, c: tuple[float, float, float], draws: Draws) -> Tensor:
@@ -46,7 +46,8 @@ def _affine(shifts: Tensor, height: int, width: int) -> Tensor:
     arm = min(height, width) // 3
     old = (centre + arm * torch.tensor([[1, 1], [1, -1], [-1, -1]])).float()
     new = torch.cat((old + shifts, torch.ones(len(shifts), 3, 1)), dim=2)
-    return torch.linalg.solve(new, old.expand(len(shifts), -1, -1)).mT
+    back: Tensor = torch.linalg.solve(new, old.expand(len(shifts), -1, -1))
+    return back.mT
 
 
 def pixelate(images: Tensor, ratio: float, draws: Draws) -> Tensor:
@@ -64,15 +65,15 @@ def pixelate(images: Tensor, ratio: float, draws: Draws) -> Tensor:
     small = values.add_(0.5).to(torch.uint8)
     for dim in (3, 2):
         size = images.shape[dim]
-        middles = (torch.arange(size, dtype=torch.float64) + 0.5) * (small.shape[dim] / size)
-        small = small.index_select(dim, middles.long())
+        nearest = (2 * torch.arange(size) + 1) * small.shape[dim] // (2 * size)
+        small = small.index_select(dim, nearest)
     return small
 
 
 def _boxes(size: int, ratio: float) -> tuple[Tensor, Tensor]:
     """First pixel and number of pixels of each box along one side; as in Pillow, every pixel is in exactly one."""
     boxes = max(1, int(size * ratio))
-    edges = (torch.arange(boxes + 1, dtype=torch.float64) * (size / boxes) + 0.5).long()
+    edges = (2 * torch.arange(boxes + 1) * size + boxes) // (2 * boxes)
     return edges[:-1], edges.diff()
 
 

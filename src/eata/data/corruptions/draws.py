@@ -58,4 +58,5 @@ class Draws:
 @lru_cache
 def _normal_quantiles() -> Tensor:
     middles = (torch.arange(65536, dtype=torch.float64) + 0.5) / 65536
-    return torch.special.ndtri(middles).float()
+    quantiles: Tensor = torch.special.ndtri(middles).float()
+    return quantiles

@@ -13,8 +13,8 @@ from torch import Tensor
 def to_pixels(values: Tensor) -> Tensor:
     """Cut floats on the 0..255 scale to uint8, overwriting them.
 
-    The published sets cut off the fraction rather than round. The small margin keeps an exact level that float32 has just
-    missed, so that a flat area stays flat.
+    The published sets cut off the fraction rather than round. The small margin keeps an exact level that float32 has
+    just missed, so that a flat area stays flat.
     """
     return values.add_(1e-3).clamp_(0, 255).to(torch.uint8)
 
@@ -73,7 +73,7 @@ def _shifted_sum(image: Tensor, weights: list[float], down: np.ndarray, right: n
 
 
 def zoom_window(size: int, factor: float) -> tuple[int, int, int, int]:
-    """For one side: start and length of the centre that a zoom enlarges, its length afterwards, and what to trim then."""
+    """For one side: start and length of the centre that a zoom enlarges, its length then, and what to trim of that."""
     length = math.ceil(size / factor)
     zoomed = round(length * factor)
     return (size - length) // 2, length, zoomed, (zoomed - size) // 2

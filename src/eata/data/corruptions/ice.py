@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 from torch import Tensor
 
 _PHOTOS = ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg", "frost6.jpg")
 _SIDE = 600
+_Array = NDArray[np.float64]
 
 # Mean and deviation of the grey levels, and what red and blue differ from green: near those of the six photographs, so
 # that computed ice hides about as much of an image as theirs does.
@@ -66,13 +68,13 @@ def _computed() -> list[Tensor]:
 def _feather(
     draw: ImageDraw.ImageDraw,
     rng: np.random.Generator,
-    start: np.ndarray,
+    point: _Array,
     angle: float,
     length: float,
     stem: bool = True,
 ) -> None:
     """A curved stem with branches at 60 degrees, as ice has them, and twigs on those at 60 degrees again."""
-    pace, bend, point = 6.0, rng.normal(0, 0.02), start
+    pace, bend = 6.0, rng.normal(0, 0.02)
     for travelled in np.arange(0, length, pace):
         end = point + pace * np.array([math.cos(angle), math.sin(angle)])
         light = int(rng.uniform(90, 255))
@@ -86,7 +88,7 @@ def _feather(
         point, angle = end, angle + bend
 
 
-def _lit(rng: np.random.Generator, ice: np.ndarray, mean: float, deviation: float, red: float, blue: float) -> Tensor:
+def _lit(rng: np.random.Generator, ice: _Array, mean: float, deviation: float, red: float, blue: float) -> Tensor:
     """The crystals on a cloudy pane, lit from one corner, in the wanted tones: uint8 (3, H, W)."""
     relief = ice - np.roll(ice, (2, 2), (0, 1))
     grey = ice + 0.5 * relief + 60 * _cloud(rng) + 12 * rng.standard_normal(ice.shape)
@@ -95,10 +97,10 @@ def _lit(rng: np.random.Generator, ice: np.ndarray, mean: float, deviation: floa
     return torch.from_numpy(channels.clip(0, 255).astype(np.uint8))
 
 
-def _cloud(rng: np.random.Generator) -> np.ndarray:
+def _cloud(rng: np.random.Generator) -> _Array:
     """Smooth noise: random grids of 3 to 48 points a side, enlarged and added, the finer the fainter."""
     total = np.zeros((_SIDE, _SIDE))
     for points in (3, 6, 12, 24, 48):
         grid = Image.fromarray(rng.standard_normal((points, points)).astype(np.float32))
         total += np.asarray(grid.resize((_SIDE, _SIDE), Image.Resampling.BICUBIC)) * (3 / points) ** 0.5
-    return total / total.std()
+    return np.asarray(total / total.std())

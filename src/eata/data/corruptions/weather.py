@@ -12,8 +12,6 @@ from eata.data.corruptions.draws import Draws
 from eata.data.corruptions.filters import to_pixels
 from eata.data.corruptions.ice import textures
 
-_GREY = (0.299, 0.587, 0.114)  # what the eye makes of red, green and blue
-
 
 def snow(images: Tensor, c: tuple[float, float, float, float, int, float, float], draws: Draws) -> Tensor:
     """Flakes that fall, in two directions, over a whitened photograph."""
@@ -28,8 +26,9 @@ def snow(images: Tensor, c: tuple[float, float, float, float, int, float, float]
     flakes = filters.motion_blur(flakes, radius, sigma, angles).mul_(255).round_()
 
     values = images.float()
-    grey = sum(w * channel for w, channel in zip(_GREY, values.unbind(1), strict=True))
-    white = torch.maximum(values, (grey * 1.5 + 127.5)[:, None])
+    red, green, blue = values.split(1, dim=1)
+    grey = 0.299 * red + 0.587 * green + 0.114 * blue
+    white = torch.maximum(values, grey * 1.5 + 127.5)
     values = values.mul_(weight).add_(white, alpha=1 - weight)
     return to_pixels(values.add_(flakes + flakes.flip(2, 3)))
 
