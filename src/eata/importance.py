@@ -54,11 +54,11 @@ def fisher(
     if not names:
         raise ValueError(f"There is no parameter whose importance could be measured. {norm.check(net)[0]}")
     squares = _batch_squares if per == "batch" else _sample_squares
-    total = {name: torch.zeros_like(parameter, requires_grad=False) for name, parameter in names.items()}
     count = 0
     prepared = norm.Prepared(net, "eata.fisher", 0 if per == "batch" else math.inf)
     try:
         with torch.inference_mode(False), torch.enable_grad(), _random_state_kept():
+            total = {name: torch.zeros_like(parameter, requires_grad=False) for name, parameter in names.items()}
             for parameter in names.values():
                 parameter.requires_grad_(True)
             for x in _batches(images, samples):

@@ -217,7 +217,7 @@ def _tensor_findings(net: nn.Module) -> list[str]:
         findings.append(
             f"'{inference[0]}' was made under torch.inference_mode and can't be trained; build the net outside of it."
         )
-    broken = [n for n, p in parameters.items() if not p.is_meta and not torch.isfinite(p).all()]
+    broken = [n for n, p in parameters.items() if not p.is_meta and not torch.isfinite(p.detach()).all()]
     if broken:
         findings.append(f"'{broken[0]}' holds NaN or infinity; load the weights again.")
     devices = sorted({str(p.device) for p in parameters.values()})
