@@ -17,6 +17,9 @@ ARCHITECTURES = ["test_resnet", "test_efficientnet", "test_convnext", "test_vit"
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_right_parameters_change_and_no_others(name, backward):
     net = timm.create_model(name, num_classes=10, drop_rate=0.3).train()
+    for parameter in net.parameters():
+        if parameter.dim() == 1:  # scales that start at zero would stop the gradient
+            nn.init.normal_(parameter, 1.0, 0.2)
     before = copy.deepcopy(net.state_dict())
     affine = {
         f"{module}.{kind}"
@@ -34,7 +37,7 @@ def test_the_right_parameters_change_and_no_others(name, backward):
     model.unwrap()
     changed = {key for key, value in net.state_dict().items() if not torch.equal(value, before[key])}
     assert changed <= affine
-    assert len(changed) > 0.8 * len(affine)
+    assert len(changed) > 0.9 * len(affine)
 
 
 def test_dropout_and_stochastic_depth_stay_asleep():

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from eata import functional, norm, state
+from eata import functional, norm, rows, state
 
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 Backward = Literal["rows", "full"]
@@ -271,6 +271,7 @@ class GradientAdapter(Adapter):
             own affair).
         backward: ``"rows"`` spends the backward pass on the chosen samples only; ``"full"`` is the textbook gradient.
         layers: adapt only the last ``layers`` normalization layers; None means all.
+        lean: with ``"rows"``, keep in memory only what training scale and shift needs.
         prior: as in ``Adapter``.
     """
 
@@ -282,6 +283,7 @@ class GradientAdapter(Adapter):
         optimizer: MakeOptimizer | None,
         backward: Backward,
         layers: int | None = None,
+        lean: bool = False,
         prior: float = 0,
     ) -> None:
         in_range("lr", lr, low=0.0, open_low=True)
@@ -289,13 +291,15 @@ class GradientAdapter(Adapter):
             raise ValueError(f"backward={backward!r} is neither 'rows' nor 'full'.")
         if layers is not None and layers < 1:
             raise ValueError(f"layers={layers} leaves nothing to adapt; use 1 or more, or None for all.")
+        if lean and backward != "rows":
+            raise ValueError("lean=True needs backward='rows'.")
         free = self._free_parameters(net, layers)
-        super().__init__(net, prior=prior, lr=lr, backward=backward, layers=layers)
+        super().__init__(net, prior=prior, lr=lr, backward=backward, layers=layers, lean=lean)
         self.parameters = free
         for parameter in free.values():
             parameter.requires_grad_(True)
         self.source = {name: parameter.detach().clone() for name, parameter in free.items()}
-        self.backward = backward
+        self._engine = rows.Engine(lean) if backward == "rows" else None
         self._make_optimizer = optimizer if optimizer is not None else lambda parameters: _sgd(parameters, lr)
         self.optimizer = self._make_optimizer(list(free.values()))
 
@@ -324,7 +328,8 @@ class GradientAdapter(Adapter):
     def _predict_and_adapt(self, x: Tensor) -> Tensor:
         if not self._learning:
             return super()._predict_and_adapt(x)
-        logits = self._forward(x)
+        engine = self._engine
+        logits = self._forward(x) if engine is None else engine.forward(self.net, lambda: self._forward(x))
         self.stats.forwards += len(x)
         self._adapt(logits)
         return logits.detach()
@@ -361,12 +366,15 @@ class GradientAdapter(Adapter):
         return True
 
     def _gradients(self, logits: Tensor, choice: Choice) -> tuple[Tensor | None, ...]:
-        chosen = logits if len(choice.index) == len(logits) else logits.index_select(0, choice.index)
-        loss = (choice.weight * functional.entropy(chosen)).mean()
-        penalty = self.penalty()
-        if penalty is not None:
-            loss = loss + penalty
-        return torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True)
+        def loss_of(chosen: Tensor) -> Tensor:
+            loss = (choice.weight * functional.entropy(chosen)).mean()
+            penalty = self.penalty()
+            return loss if penalty is None else loss + penalty
+
+        parameters = list(self.parameters.values())
+        if self._engine is not None:
+            return self._engine.gradients(logits, choice.index, loss_of, parameters)
+        return torch.autograd.grad(loss_of(logits[choice.index]), parameters, allow_unused=True)
 
     # --- life and state -------------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ class ETA(Tent):
         optimizer: function from parameters to a torch optimizer; default SGD, momentum 0.9.
         backward: ``"rows"`` spends the backward pass on the chosen samples only; ``"full"`` is the textbook gradient.
         layers: adapt only the last ``layers`` normalization layers; None means all.
+        lean: keep in memory only what training scale and shift needs (with ``backward="rows"``).
 
     >>> _ = torch.manual_seed(0)
     >>> net = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 3))
@@ -47,11 +48,12 @@ class ETA(Tent):
         optimizer: MakeOptimizer | None = None,
         backward: Backward = "rows",
         layers: int | None = None,
+        lean: bool = False,
     ) -> None:
         in_range("e0", e0, low=0.0, high=1.0, open_low=True)
         in_range("epsilon", epsilon, low=0.0, high=1.0, open_low=True)
         in_range("alpha", alpha, low=0.0, high=1.0)
-        super().__init__(net, lr, False, optimizer, backward, layers)
+        super().__init__(net, lr, False, optimizer, backward, layers, lean)
         self.settings.update(e0=e0, epsilon=epsilon, alpha=alpha)
         self.e0, self.epsilon, self.alpha = e0, epsilon, alpha
         #: moving average m of the predictions used so far, (C,); None before the first (Eq. 4)
@@ -97,6 +99,7 @@ class EATA(ETA):
         optimizer: as in ``ETA``.
         backward: as in ``ETA``.
         layers: as in ``ETA``.
+        lean: as in ``ETA``.
 
     >>> import eata
     >>> _ = torch.manual_seed(0)
@@ -119,10 +122,11 @@ class EATA(ETA):
         optimizer: MakeOptimizer | None = None,
         backward: Backward = "rows",
         layers: int | None = None,
+        lean: bool = False,
     ) -> None:
         in_range("beta", beta, low=0.0)
         importance = _matching(fisher, self._free_parameters(net, layers))
-        super().__init__(net, e0, epsilon, alpha, lr, optimizer, backward, layers)
+        super().__init__(net, e0, epsilon, alpha, lr, optimizer, backward, layers, lean)
         self.settings["beta"] = beta
         self.beta = beta
         self.importance = importance

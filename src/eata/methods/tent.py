@@ -19,6 +19,7 @@ class Tent(GradientAdapter):
         optimizer: function from parameters to a torch optimizer; default SGD, momentum 0.9.
         backward: ``"rows"`` or ``"full"``; the same for Tent, which uses all rows.
         layers: adapt only the last ``layers`` normalization layers; None means all.
+        lean: keep in memory only what training scale and shift needs (with ``backward="rows"``).
 
     >>> _ = torch.manual_seed(0)
     >>> net = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 3))
@@ -35,8 +36,9 @@ class Tent(GradientAdapter):
         optimizer: MakeOptimizer | None = None,
         backward: Backward = "rows",
         layers: int | None = None,
+        lean: bool = False,
     ) -> None:
-        super().__init__(net, lr=lr, optimizer=optimizer, backward=backward, layers=layers)
+        super().__init__(net, lr=lr, optimizer=optimizer, backward=backward, layers=layers, lean=lean)
         self.settings["episodic"] = episodic
         self.episodic = episodic
 
