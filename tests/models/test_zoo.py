@@ -49,6 +49,7 @@ def test_a_net_that_does_not_tell_its_normalization(own):
     with pytest.warns(UserWarning, match="ImageNet's mean and standard deviation are assumed"):
         net = load("my_nets:bare")
     assert net.pretrained_cfg["mean"] == IMAGENET_MEAN
+    assert net.pretrained_cfg["num_classes"] == 2
 
 
 @pytest.mark.parametrize("form", ["safetensors", "plain", "state_dict", "model", "module", "both"])

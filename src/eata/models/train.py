@@ -47,7 +47,7 @@ class Recipe:
     def rate(self, progress: float) -> float:
         """Learning rate after ``progress`` epochs (a fraction counts).
 
-        >>> RECIPES["paper"].rate(60.5), RECIPES["short"].rate(RECIPES["short"].epochs)
+        >>> round(RECIPES["paper"].rate(60.5), 9), RECIPES["short"].rate(RECIPES["short"].epochs)
         (0.01, 0.0)
         """
         if self.milestones:

@@ -167,11 +167,9 @@ def _from_factory(name: str, classes: int | None) -> nn.Module:
             "set net.pretrained_cfg = {'mean': ..., 'std': ..., 'input_size': ..., 'num_classes': ...} in it.",
             stacklevel=3,
         )
-        net.pretrained_cfg = {  # type: ignore[assignment]
-            "mean": IMAGENET_MEAN,
-            "std": IMAGENET_STD,
-            "input_size": (3, 224, 224),
-        }
+        config = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD, "input_size": (3, 224, 224)}
+        linear = [module for module in net.modules() if isinstance(module, nn.Linear)]
+        net.pretrained_cfg = {**config, "num_classes": linear[-1].out_features} if linear else config  # type: ignore[assignment]
     return net
 
 
