@@ -33,6 +33,10 @@ def execute(
         address: of the Ray cluster; None starts one on this machine.
     """
     experiment = find(request.experiment)
+    for spec in (request.data, request.clean_data or ""):  # before a model is fetched for them
+        path = spec.partition(":")[2]
+        if path and not Path(path).expanduser().is_dir():
+            raise ValueError(f"{path} (of {spec}) is not a folder.")
     worker = Worker(request)
     images = min(worker.available(model) for model in request.models or (request.net("bn"),))
     cells = plan(request, images)

@@ -10,13 +10,14 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from functools import cached_property, lru_cache
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 import eata
 from eata import state
@@ -181,13 +182,12 @@ class Worker:
     def _stage(self, cell: Cell, stage: Stage, adapter: Any, advance: Advance) -> Result:
         before = copy.copy(adapter.stats)
         counted = {"samples": 0, "known": 0, "correct": 0}
-        seconds, memory = 0.0, 0
+        seconds, memory = 0.0, list[int]()
         with adapter.frozen() if stage.frozen else contextlib.nullcontext():
             for images, labels in self._images(cell, stage):
-                if cell.memory and not memory:
-                    memory = peak_memory(adapter, images)
                 start = time.perf_counter()
-                logits = adapter(images)
+                with peak_memory(memory, wanted=cell.memory and not memory):
+                    logits = adapter(images)
                 seconds += time.perf_counter() - start
                 counted["samples"] += len(labels)
                 counted["known"] += int((labels >= 0).sum())
@@ -195,7 +195,7 @@ class Worker:
                 advance(len(labels))
         cost = {name: getattr(adapter.stats, name) - getattr(before, name) for name in vars(before)}
         place = {"corruption": stage.corruption, "severity": stage.severity, "role": stage.role}
-        return place | counted | cost | {"seconds": round(seconds, 4)} | ({"memory": memory} if memory else {})
+        return place | counted | cost | {"seconds": round(seconds, 4)} | ({"memory": memory[0]} if memory else {})
 
     # --- its images -----------------------------------------------------------------------------------------------
 
@@ -317,17 +317,22 @@ def rebatched(parts: Batches, size: int) -> Batches:
         yield torch.cat([images for images, _ in group]), torch.cat([labels for _, labels in group])
 
 
-def peak_memory(adapter: Any, images: Tensor) -> int:
-    """Bytes that one step takes at its peak, beyond what is there before it: from the allocator's own record."""
-    from torch.profiler import ProfilerActivity, profile
+@contextlib.contextmanager
+def peak_memory(found: list[int], wanted: bool) -> Iterator[None]:
+    """Append to ``found`` the bytes that the block takes at its peak, beyond what is there before it, if ``wanted``.
 
-    if images.is_cuda:
+    On the CPU they come from the allocator's own record of what it gave and took back.
+    """
+    if not wanted:
+        yield
+    elif torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        adapter(images)
-        return torch.cuda.max_memory_allocated() - before
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
-        adapter(images)
-    changes = [event for event in record.events() or [] if event.name == "[memory]"]
-    changes.sort(key=lambda event: event.time_range.start)
-    return int(np.cumsum([event.self_cpu_memory_usage for event in changes]).max(initial=0))
+        yield
+        found.append(torch.cuda.max_memory_allocated() - before)
+    else:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+            yield
+        events: Any = record.profiler.kineto_results.events()
+        changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+        found.append(max(accumulate(size for _, size in changes)))

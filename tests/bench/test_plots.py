@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from eata.bench.experiments import EXPERIMENTS, find
+from eata.bench.plots import COLOURS, MARKERS, draw
+from eata.bench.protocol import Request, plan
+from eata.bench.tables import tabulate
+
+
+@pytest.mark.parametrize("name", [name for name, experiment in EXPERIMENTS.items() if experiment.plots])
+def test_every_experiment_draws_its_plots(name: str, result: Callable[..., dict[str, Any]]) -> None:
+    request = Request(name, "digits", models=("m",))
+    pairs = [(cell, result(cell, 50 + number % 30)) for number, cell in enumerate(plan(request, 900))]
+    plots = draw(tabulate(find(name), request, pairs))
+    assert [plot.name for plot in plots] == list(find(name).plots)
+    for plot in plots:
+        assert plot.svg().startswith("<svg")
+        assert plot.caption
+
+
+def test_nothing_to_draw() -> None:
+    assert draw(tabulate(find("e0"), Request("e0", "digits", models=("m",)), [])) == []
+
+
+def test_looks_differ_by_more_than_colour() -> None:
+    assert len(set(COLOURS)) == len(set(MARKERS)) == len(COLOURS)

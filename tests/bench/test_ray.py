@@ -1,0 +1,52 @@
+"""A real Ray cluster on this machine: two workers, one of them killed in mid-run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'eata[ray]'")
+
+BENCH = ("bench", "learning-rates", "--data", "digits", "--model", "tiny:net", "--limit", "64", "--threads", "1")
+
+
+def results(folder: Path) -> dict[str, Any]:
+    found = {path.name: json.loads(path.read_text()) for path in folder.glob("runs/*/cells/*.json")}
+    for result in found.values():
+        assert "error" not in result, result
+        for stage in result["stages"]:
+            del stage["seconds"]
+    return found
+
+
+def test_a_lost_workers_cells_are_run_again_with_the_same_bits(
+    tmp_path_factory: pytest.TempPathFactory, start_in: Callable[..., Any]
+) -> None:
+    alone, cluster = tmp_path_factory.mktemp("alone"), tmp_path_factory.mktemp("cluster")
+    process = start_in(alone, *BENCH)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+
+    process = start_in(cluster, *BENCH, "--engine", "ray", PAUSE="0.5", RAY_NUM_CPUS="2")
+    log = cluster / "forwards.log"
+    deadline = time.monotonic() + 300
+    workers: list[int] = []
+    while not workers:
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+        workers = [pid for pid in map(int, log.read_text().split()) if pid != process.pid] if log.exists() else []
+    os.kill(workers[0], signal.SIGKILL)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    later = {int(pid) for pid in log.read_text().split()} - {process.pid, workers[0]}
+    assert later, "the other workers did the rest"
+    assert results(cluster) == results(alone)
+    assert len(results(cluster)) == 10

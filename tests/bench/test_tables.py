@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections.abc import Callable
+
+import pytest
+
+from eata.bench.experiments import find
+from eata.bench.protocol import Request, plan
+from eata.bench.tables import Table, latex, markdown, name_of, tabulate, to_csv
+from eata.bench.work import Result
+
+Make = Callable[..., Result]
+MakeTable = Callable[[Request, dict[str, int]], Table]
+
+
+@pytest.fixture
+def table(result: Make) -> MakeTable:
+    def make(request: Request, score: dict[str, int]) -> Table:
+        cells = [cell for cell in plan(request, 10_000) if cell.row in score]
+        return tabulate(find(request.experiment), request, [(cell, result(cell, score[cell.row])) for cell in cells])
+
+    return make
+
+
+def test_means_counts_and_clean_error(table: MakeTable) -> None:
+    found = table(Request("cifar10-c", "cifar10"), {"tent": 70, "eata-lifelong": 80})
+    assert [line.severity for line in found.lines] == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5, None, None]
+    tent, eata = found.lines[-2:]
+    assert (tent.mean, eata.mean) == (30, 20)
+    assert len(tent.values) == 15
+    assert (tent.clean, eata.clean) == (10, 10)
+    assert (tent.forwards, tent.backwards, tent.seconds) == (100, 40, 0.5)
+    assert eata.backwards == 40
+    assert len(tent.clean_by) == 15
+    assert list(eata.clean_by) == ["jpeg_compression"]
+
+
+def test_difference_only_where_data_and_severities_are_the_same(table: MakeTable) -> None:
+    whole = table(Request("cifar10-c", "cifar10"), {"tent": 70})
+    mean = whole.lines[-1]
+    assert whole.difference(mean, "mean") == pytest.approx(30 - 20.2)
+    assert whole.difference(whole.lines[0], "mean") is None
+    one = table(Request("cifar10-c", "cifar10", severities=(5,)), {"tent": 70})
+    assert one.published(one.lines[0], "mean") == 20.2
+    assert one.difference(one.lines[0], "mean") is None
+    digits = table(Request("imagenet-c", "digits"), {"tent": 70})
+    assert digits.published(digits.lines[0], "fog") == 42.5
+    assert digits.difference(digits.lines[0], "fog") is None
+    imagenet = table(Request("imagenet-c", "imagenet-c:x", clean="imagenet:x"), {"tent": 70})
+    assert imagenet.difference(imagenet.lines[0], "fog") == pytest.approx(30 - 42.5)
+
+
+def test_deviation_over_the_orders(result: Make) -> None:
+    request = Request("orders", "digits", models=("m",))
+    cells = plan(request, 900)
+    scores = {cell.id: 60 + cell.seed % 10 for cell in cells}
+    found = tabulate(find("orders"), request, [(cell, result(cell, scores[cell.id])) for cell in cells])
+    (line,) = found.lines
+    assert line.values["shot_noise"] == statistics.fmean(range(60, 70))
+    assert line.deviations["shot_noise"] == pytest.approx(statistics.stdev(range(60, 70)))
+
+
+def test_an_entropy_curve_counts_the_backwards_of_its_preparation(result: Make) -> None:
+    request = Request("entropy", "digits", models=("m",))
+    cells = plan(request, 900)
+    pairs = [(cell, result(cell, 50)) for cell in cells]
+    for _, one in pairs:
+        one["stages"][1]["backwards"] = 0
+    found = tabulate(find("entropy"), request, pairs)
+    assert [line.row for line in found.lines] == ["lowest entropy", "highest entropy"]
+    assert found.columns == [str(percent) for percent in range(10, 101, 10)]
+    assert found.lines[0].values["10"] == 50
+    assert found.lines[0].backwards_by["10"] == 40
+
+
+def test_failures_are_listed_and_the_rest_is_there(result: Make) -> None:
+    request = Request("e0", "digits", models=("m",))
+    first, *rest = plan(request, 900)
+    pairs = [(first, {"cell": first.id, "error": "ValueError: no"}), *((cell, result(cell, 50)) for cell in rest)]
+    found = tabulate(find("e0"), request, pairs)
+    assert found.failures == [(first.id, "ValueError: no")]
+    assert len(found.columns) == 7
+
+
+def test_images_without_labels_have_no_score(result: Make) -> None:
+    request = Request("imagenet-r", "digits", models=("m",), methods=("tent",))
+    (cell,) = plan(request, 900)
+    unknown = result(cell, 0)
+    unknown["stages"][0]["known"] = 0
+    assert tabulate(find("imagenet-r"), request, [(cell, unknown)]).lines == []
+
+
+def test_texts(table: MakeTable) -> None:
+    found = table(Request("cifar10-c", "cifar10", severities=(5,)), {"source": 60, "eata": 80})
+    head, rule, source, eata = markdown(found).splitlines()
+    assert head.count("|") == rule.count("|") == source.count("|") == eata.count("|")
+    assert head.startswith("| Method | Gauss. | Shot |")
+    assert eata.startswith("| EATA | 20.0 |")
+    assert "| 19.7 |  |" in eata
+    tex = latex(found)
+    assert r"\#Backwards" in tex
+    assert tex.count(r"\\") == 3
+    records = list(csv.DictReader(io.StringIO(to_csv(found))))
+    assert len(records) == 2 * 17
+    fog = next(one for one in records if one["row"] == "eata" and one["column"] == "fog")
+    assert (float(fog["measured"]), fog["published"], float(fog["backwards"])) == (20.0, "", 40.0)
+
+
+def test_names_for_people() -> None:
+    assert name_of("tent (full)") == "Tent (full)"
+    assert name_of("tent-lr-x4") == "Tent (lr x4)"
+    assert name_of("s=ent*div") == "S"

@@ -1,0 +1,165 @@
+"""Cells against loops written out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import eata
+from eata.bench.protocol import Cell, Request, Stage, plan
+from eata.bench.work import Result, Worker, needs_fisher
+
+REQUEST = Request("imagenet-c", "digits", models=("tiny:net",), limit=96)
+HALF = (0.5, 0.5, 0.5)
+
+
+@pytest.fixture
+def worker(place: Path) -> Worker:
+    return Worker(REQUEST, place / "run")
+
+
+def cell(row: str, request: Request = REQUEST, corruption: str = "fog") -> Cell:
+    cells = plan(request, 900)
+    return next(one for one in cells if one.row == row and (one.lifelong or one.stages[0].corruption == corruption))
+
+
+def good(result: Result) -> list[Result]:
+    assert "error" not in result, result
+    return [{name: value for name, value in stage.items() if name != "seconds"} for stage in result["stages"]]
+
+
+def test_a_cell_is_the_plain_loop(worker: Worker) -> None:
+    shift, clean = good(worker.run(cell("tent")))
+    model = eata.Tent(eata.models.load("tiny:net"), **eata.preset("digits", eata.Tent))
+    for stage, corruption in ((shift, "fog"), (clean, None)):
+        stream = eata.data.load("digits", corruption=corruption, severity=5, limit=96)
+        correct = sum(
+            int((model(x).argmax(1) == y).sum()) for x, y in stream.batches(64, seed=2020, mean=HALF, std=HALF)
+        )
+        assert stage["correct"] == correct
+        assert stage["samples"] == stage["known"] == stage["forwards"] == stage["backwards"] == 96
+
+
+def test_eata_gets_the_fisher_of_clean_images_once(worker: Worker) -> None:
+    one = cell("eata")
+    assert needs_fisher(one)
+    assert not needs_fisher(cell("eta"))
+    kept = worker.adapter(one).importance
+    clean = eata.data.load("digits").batches(64, seed=2020, mean=HALF, std=HALF)
+    expected = eata.fisher(eata.models.load("tiny:net"), clean)
+    assert all(torch.allclose(kept[name], value) for name, value in expected.items())
+    (path,) = worker.folder.glob("fisher/*")
+    written = path.stat().st_mtime_ns
+    Worker(REQUEST, worker.folder).prepare([one])
+    assert path.stat().st_mtime_ns == written
+
+
+def test_every_cell_starts_afresh(worker: Worker) -> None:
+    assert good(worker.run(cell("eta"))) == good(worker.run(cell("eta")))
+
+
+def test_a_lifelong_stream_resumes_between_stages_bit_for_bit(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = replace(cell("eata-lifelong"), stages=(Stage("fog", 5), Stage("snow", 5), Stage("frost", 5)))
+    whole = good(worker.run(long))
+    work = Worker._stage
+
+    def stop(self: Worker, cell: Cell, stage: Stage, *rest: object) -> Result:
+        if stage.corruption == "frost":
+            raise KeyboardInterrupt
+        return work(self, cell, stage, *rest)  # type: ignore[arg-type]
+
+    second = Worker(REQUEST, worker.folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(Worker, "_stage", stop)
+        with pytest.raises(KeyboardInterrupt):
+            second.run(long)
+    assert len(list(worker.folder.glob("partial/*/*.safetensors"))) == 1
+    seen: list[int] = []
+    assert good(Worker(REQUEST, worker.folder).run(long, seen.append)) == whole
+    assert sum(seen) == 96  # only the third stage was run again
+    assert not list(worker.folder.glob("partial/*"))
+
+
+def test_mixed_takes_every_image_of_every_corruption_once(place: Path) -> None:
+    request = Request("mixed", "digits", models=("tiny:net",), limit=8)
+    mixed = cell("tent", request, "mixed")
+    worker = Worker(request, place / "run")
+    batches = list(worker._images(mixed, mixed.stages[0]))
+    assert [len(labels) for _, labels in batches] == [64, 56]
+    found = {tuple(image.flatten().tolist()) for images, _ in batches for image in images}
+    expected = {
+        tuple(image.flatten().tolist())
+        for name in eata.data.CORRUPTIONS
+        for images, _ in eata.data.load("digits", corruption=name, severity=3, limit=8).batches(mean=HALF, std=HALF)
+        for image in images
+    }
+    assert found == expected
+    order = [
+        tuple(image.flatten().tolist()) for images, _ in worker._images(mixed, mixed.stages[0]) for image in images
+    ]
+    again = [
+        tuple(image.flatten().tolist()) for images, _ in worker._images(mixed, mixed.stages[0]) for image in images
+    ]
+    assert order == again
+
+
+@pytest.mark.parametrize("keep", ["lowest", "highest"])
+def test_entropy_adapts_on_the_part_it_says_and_measures_on_all(place: Path, keep: str) -> None:
+    request = Request("entropy", "digits", models=("tiny:net",), limit=96)
+    worker = Worker(request, place / "run")
+    part = next(one for one in plan(request, 900) if one.row == f"{keep} entropy" and one.column == "30")
+    chosen = torch.cat([images for images, _ in worker._images(part, part.stages[0])])
+    stream = eata.data.load("digits", corruption="gaussian_noise", severity=3, limit=96)
+    images = torch.cat([x for x, _ in stream.batches(64, seed=2020, mean=HALF, std=HALF)])
+    net = eata.models.load("tiny:net")
+    with torch.no_grad():
+        p = net(images).softmax(1)
+    entropy = -(p * p.log()).sum(1)
+    ranked = sorted(range(96), key=lambda i: float(entropy[i]), reverse=keep == "highest")
+    assert torch.equal(chosen, images[sorted(ranked[:29])])
+    prepare, measured = good(worker.run(part))
+    assert prepare["backwards"] == 29
+    assert (measured["backwards"], measured["samples"]) == (0, 96)
+
+
+def test_learning_rates_are_scaled(place: Path) -> None:
+    request = Request("learning-rates", "digits", models=("tiny:net",))
+    worker = Worker(request, place / "run")
+    rate = {one.row: worker.adapter(one).settings["lr"] for one in plan(request, 900)}
+    assert rate["tent-lr-x8"] == pytest.approx(8 * rate["tent"])
+
+
+def test_memory_of_a_step_is_measured(place: Path) -> None:
+    request = Request("memory", "digits", models=("tiny:net",), limit=64)
+    worker = Worker(request, place / "run")
+    (stage,) = good(worker.run(cell("tent (full)", request, "gaussian_noise")))
+    activations = 64 * 8 * 7 * 7 * 4  # bytes of one map of the net, of which a step keeps a few
+    assert activations < stage["memory"] < 100 * activations
+
+
+def test_imagenet_r_logits_are_restricted() -> None:
+    from eata.bench.work import Restricted
+
+    net = torch.nn.Linear(3, 5)
+    x = torch.randn(2, 3)
+    assert torch.equal(Restricted(net, (4, 1))(x), net(x)[:, [4, 1]])
+
+
+def test_a_failing_cell_says_why(place: Path) -> None:
+    request = replace(REQUEST, models=("tiny:broken",))
+    result = Worker(request, place / "run").run(cell("tent", request))
+    assert "shapes cannot be multiplied" in result["error"]
+    assert "Traceback" in result["trace"]
+
+
+def test_a_model_of_other_classes_does_not_fit(place: Path) -> None:
+    for name in ("a", "b"):
+        (place / "images" / name).mkdir(parents=True)
+        Image.new("RGB", (40, 40)).save(place / "images" / name / "1.png")
+    worker = Worker(replace(REQUEST, data=f"folder:{place / 'images'}", clean="digits"))
+    with pytest.raises(ValueError, match="10 classes"):
+        worker.available("tiny:net")
