@@ -121,7 +121,7 @@ def _built(make: Callable[..., nn.Module], *arguments: Any, **options: Any) -> n
     try:
         return make(*arguments, **options)
     except Exception as problem:
-        reason = " ".join(str(problem).split()) or type(problem).__name__
+        reason = " ".join(str(problem).split()).rstrip(".") or type(problem).__name__
         raise ValueError(f"{arguments[0]} could not be built: {reason}. Without a network give weights=FILE.") from None
 
 
