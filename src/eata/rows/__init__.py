@@ -53,6 +53,7 @@ class Engine:
         self.lean = lean
         self.failed = False
         self.rows: Rows | None = None  # what the last gradient stored; None after a full one
+        self._channels_last = True
         self._watch: Watch | None = None
         self._again: Callable[[], Tensor] | None = None
 
@@ -61,7 +62,18 @@ class Engine:
         self._watch, self._again = None, run
         if self.failed or not torch.is_grad_enabled() or _compiled(net):
             return run()
-        watch = Watch(self.lean)
+        try:
+            return self._watched(run)
+        except Exception:
+            # Code that takes images apart by .view() does not run on every memory layout. The model's own errors come
+            # again the second time.
+            if not self._channels_last:
+                raise
+            self._channels_last = False
+            return self._watched(run)
+
+    def _watched(self, run: Callable[[], Tensor]) -> Tensor:
+        watch = Watch(self.lean, self._channels_last)
         with watch:
             logits = run()
         self._watch = watch

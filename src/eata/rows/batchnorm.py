@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eata.rows.gradient import RowGradient, Rows, take
+from eata.rows.gradient import RowGradient, Rows, is_channels_last, take
 from eata.rows.rules import rule
 
 aten = torch.ops.aten
@@ -45,6 +45,9 @@ class Moments:
     square: Tensor
 
 
+CHUNK = 1 << 18  # elements: this many at a time stay in the cache, so that the second look at them is free
+
+
 def row_moments(x: Tensor) -> Moments:
     """Moments of a layer's input (B, C, ...)."""
     x = x.detach()
@@ -52,24 +55,26 @@ def row_moments(x: Tensor) -> Moments:
         x = x.float()
     if x.dim() == 2:
         return Moments(x, x.square())
-    if x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last):
+    if is_channels_last(x):
         by_row = x.permute(0, 2, 3, 1).flatten(1, 2)
-        positions = by_row.shape[1]
-        # One small product for each row: the sums of squares without a tensor of squares.
-        square = torch.stack([torch.linalg.vecdot(row, row, dim=0) for row in by_row])
-        return Moments(by_row.sum(1) / positions, square / positions)
+        step = max(1, CHUNK // by_row[0].numel())
+        parts = [(rows.mean(1), rows.square().mean(1)) for rows in by_row.split(step)]
+        mean, square = (torch.cat(part) for part in zip(*parts, strict=True))
+        return Moments(mean, square)
     by_row = x.flatten(2)
-    positions = by_row.shape[2]
-    return Moments(by_row.sum(2) / positions, torch.linalg.vector_norm(by_row, dim=2).square_() / positions)
+    return Moments(by_row.mean(2), torch.linalg.vector_norm(by_row, dim=2).square_().div_(by_row.shape[2]))
 
 
 def statistics(moments: Moments, x: Tensor) -> tuple[Tensor, Tensor] | None:
     """Mean and (biased) variance by channel; None where rounding would show, that is |mean| >> deviation."""
-    mean = moments.mean.mean(0, dtype=torch.float64)
-    variance = (moments.square.mean(0, dtype=torch.float64) - mean * mean).clamp_min_(0)
-    if x.dtype != torch.float32 or bool((variance < 1e-2 * mean * mean).any()):
+    if x.dtype != torch.float32:
         return None
-    return mean.to(x.dtype), variance.to(x.dtype)
+    mean = moments.mean.mean(0, dtype=torch.float64)
+    square_of_mean = mean.square()
+    variance = moments.square.mean(0, dtype=torch.float64).sub_(square_of_mean).clamp_min_(0)
+    if bool((variance < 1e-2 * square_of_mean).any()):
+        return None
+    return mean.float(), variance.float()
 
 
 class BatchNorm(torch.autograd.Function):
@@ -198,15 +203,13 @@ def stand_ins(layers: list[Moments], index: Tensor) -> tuple[Tensor, Tensor]:
 
 def _likeness(layers: list[Moments]) -> Tensor:
     """How alike any two rows are, (B, B): k + k^2 of their descriptions' products, every layer counting the same."""
-    batch = len(layers[0].mean)
-    products = torch.zeros(batch, batch, dtype=torch.float64)
-    for layer in layers:
-        mean = layer.mean - layer.mean.mean(0)
-        spread = layer.square - 2 * layer.mean * layer.mean.mean(0)
-        spread = spread - spread.mean(0)
-        for values in (mean, spread):
-            standard = values / values.std(0, correction=0).clamp_min(1e-12)
-            products += (standard @ standard.T / standard.shape[1]).double().cpu()
+    share = torch.cat([layer.mean.new_full((layer.mean.shape[1],), layer.mean.shape[1] ** -0.5) for layer in layers])
+    mean = torch.cat([layer.mean for layer in layers], 1)
+    center = mean.mean(0)
+    spread = torch.cat([layer.square for layer in layers], 1) - 2 * mean * center  # around the channel's mean
+    described = torch.cat([mean - center, spread - spread.mean(0)], 1)
+    described = described * (share.repeat(2) / described.std(0, correction=0).clamp_min_(1e-12))
+    products = (described @ described.T).double().cpu()
     products /= products.diagonal().mean().clamp_min(1e-12)
     return products + products.square() + 10.0  # the constant: what the weights sum to matters most
 

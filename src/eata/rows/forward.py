@@ -22,11 +22,12 @@ class Watch(TorchFunctionMode):
 
     Args:
         lean: swap convolutions, ReLU and pooling for those that keep less (`eata.lean`).
+        channels_last: images lie pixel by pixel from the first convolution on, the layout that CPU kernels like best.
     """
 
-    def __init__(self, lean: bool = False) -> None:
+    def __init__(self, lean: bool = False, channels_last: bool = False) -> None:
         super().__init__()
-        self.lean = lean
+        self.lean, self.channels_last = lean, channels_last
         self.rows: Rows | None = None  # of the backward pass under way
         self.layers: list[batchnorm.Moments] = []
 
@@ -34,6 +35,10 @@ class Watch(TorchFunctionMode):
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is torch.conv2d and self.channels_last and isinstance(args[0], Tensor):
+            self.channels_last = False
+            if args[0].dim() == 4 and args[0].device.type == "cpu":
+                args = (args[0].contiguous(memory_format=torch.channels_last), *args[1:])
         if func is F.group_norm and not args[0].requires_grad:
             # PyTorch 2.13 crashes in the channels-last backward of a GroupNorm whose input needs no gradient.
             args = (args[0].contiguous(), *args[1:])
@@ -46,7 +51,7 @@ class Watch(TorchFunctionMode):
             return result
         swap: Callable[..., Any] | None = lean_forward.SWAPS.get(func) if self.lean else None
         if swap is not None and torch.is_grad_enabled():
-            result = swap(func, *args, **kwargs)
+            result = swap(*args, **kwargs)
             if result is not NotImplemented:
                 return result
         return func(*args, **kwargs)

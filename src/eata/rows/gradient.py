@@ -65,11 +65,16 @@ class Place:
         return self.outer * rows * self.inner
 
 
+def is_channels_last(t: Tensor) -> bool:
+    """Whether images lie in memory pixel by pixel (and not also channel by channel, as 1x1 images do)."""
+    return t.dim() == 4 and not t.is_contiguous() and t.is_contiguous(memory_format=torch.channels_last)
+
+
 def _picked(t: Tensor, index: Tensor, batch: int, place: Place) -> Tensor:
     """Rows ``index`` of ``t``, in the memory format of ``t``."""
     dim = place.dim
     if place.outer == place.inner == 1:
-        if dim == 0 and t.dim() == 4 and not t.is_contiguous() and t.is_contiguous(memory_format=torch.channels_last):
+        if dim == 0 and is_channels_last(t):
             return t.permute(0, 2, 3, 1).index_select(0, index).permute(0, 3, 1, 2)
         return t.index_select(dim, index)
     shape = list(t.shape)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eata.rows.gradient import RULES, Place, RowGradient, Rule, shaped, take, take_if_zero_elsewhere
+from eata.rows.gradient import RULES, Place, RowGradient, Rule, is_channels_last, shaped, take, take_if_zero_elsewhere
 
 aten = torch.ops.aten
 
@@ -66,7 +66,7 @@ def _elementwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], g: Ro
 @rule(
     aten.div.Tensor, aten.div.Scalar, aten.div_.Tensor, aten.div_.Scalar, aten.neg.default, aten.mul.Scalar,
     aten.mul_.Tensor, aten.mul_.Scalar,
-    aten.threshold_backward.default, aten.gelu_backward.default, aten.silu_backward.default,
+    aten.gelu_backward.default, aten.silu_backward.default,
     aten.sigmoid_backward.default, aten.tanh_backward.default, aten.hardtanh_backward.default,
     aten.hardswish_backward.default, aten.hardsigmoid_backward.default, aten.leaky_relu_backward.default,
     aten.elu_backward.default, aten.softplus_backward.default, aten.mish_backward.default,
@@ -78,6 +78,16 @@ def _first_operand(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     if not isinstance(g, RowGradient) or any(isinstance(o, RowGradient) for o in others):
         return NotImplemented
     return _elementwise(func, args, kwargs, g)
+
+
+@rule(aten.threshold_backward.default)
+def _relu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """As above; the copy of the stored rows takes the result, since fresh memory is what costs here."""
+    g, output, threshold = args
+    if not isinstance(g, RowGradient) or isinstance(output, RowGradient) or g.dim() != output.dim():
+        return NotImplemented
+    own = g.take(output)
+    return g.like(aten.threshold_backward.grad_input(g.kept, own, threshold, grad_input=own))
 
 
 @rule(aten.mul.Tensor)
@@ -176,10 +186,11 @@ def _group_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     g, x, mean, rstd, weight, _, *others = args
     if not _batch_first(g):
         return NotImplemented
-    # The kernel reads rows in plain order, whatever the strides.
     kept_x = g.take(x)
-    kept_g = g.kept.contiguous(memory_format=torch.contiguous_format)
-    kept_x = kept_x.contiguous(memory_format=torch.contiguous_format)
+    # Both in one memory format; without an input gradient the channels-last kernel of PyTorch 2.13 crashes.
+    last = others[-1][0] and is_channels_last(kept_x)
+    layout = torch.channels_last if last else torch.contiguous_format
+    kept_g, kept_x = g.kept.contiguous(memory_format=layout), kept_x.contiguous(memory_format=layout)
     count = g.place.size(g.rows.count)
     dx, dweight, dbias = func(kept_g, kept_x, g.take(mean), g.take(rstd), weight, count, *others)
     return (g.like(dx) if others[-1][0] else None), dweight, dbias
