@@ -53,21 +53,24 @@ def _affine(shifts: Tensor, height: int, width: int) -> Tensor:
 def pixelate(images: Tensor, ratio: float, draws: Draws) -> Tensor:
     """Scaled down by the mean of boxes, and up again by repetition."""
     values = images.float()
-    for dim in (2, 3):
-        starts, counts = _boxes(images.shape[dim], ratio)
-        across = (-1, 1) if dim == 2 else (-1,)
-        total = values.index_select(dim, starts)
-        for k in range(1, int(counts.max())):
-            # A box that has ended takes its last pixel again, with weight 0.
-            more = values.index_select(dim, starts + torch.minimum(counts - 1, torch.tensor(k)))
-            total.addcmul_(more, (counts > k).float().view(across))
-        values = total.div_(counts.view(across))
+    for _ in range(2):  # rows; then columns, turned to rows because whole rows are copied much faster
+        values = _box_means(values, ratio).mT.contiguous()
     small = values.add_(0.5).to(torch.uint8)
-    for dim in (3, 2):
-        size = images.shape[dim]
-        nearest = (2 * torch.arange(size) + 1) * small.shape[dim] // (2 * size)
-        small = small.index_select(dim, nearest)
+    for size in images.shape[2:]:
+        nearest = (2 * torch.arange(size) + 1) * small.shape[2] // (2 * size)
+        small = small.index_select(2, nearest).mT.contiguous()
     return small
+
+
+def _box_means(values: Tensor, ratio: float) -> Tensor:
+    """The mean over each box of rows."""
+    starts, counts = _boxes(values.shape[2], ratio)
+    total = values.index_select(2, starts)
+    for k in range(1, int(counts.max())):
+        # A box that has ended takes its last row again, with weight 0.
+        more = values.index_select(2, starts + counts.clamp_max(k + 1) - 1)
+        total.addcmul_(more, (counts > k).float()[:, None])
+    return total.div_(counts[:, None])
 
 
 def _boxes(size: int, ratio: float) -> tuple[Tensor, Tensor]:
@@ -79,9 +82,10 @@ def _boxes(size: int, ratio: float) -> tuple[Tensor, Tensor]:
 
 def jpeg_compression(images: Tensor, quality: int, draws: Draws) -> Tensor:
     """Saved as a JPEG file of low quality, and read again."""
-    decoded = np.empty(images.shape, dtype=np.uint8)
-    for i, planes in enumerate(images.numpy()):
+    pixels = images.permute(0, 2, 3, 1).contiguous().numpy()
+    decoded = np.empty_like(pixels)
+    for original, read in zip(pixels, decoded, strict=True):
         file = BytesIO()
-        Image.merge("RGB", [Image.fromarray(plane) for plane in planes]).save(file, "JPEG", quality=quality)
-        decoded[i] = np.asarray(Image.open(file)).transpose(2, 0, 1)
-    return torch.from_numpy(decoded)
+        Image.fromarray(original).save(file, "JPEG", quality=quality)
+        read[:] = Image.open(file, formats=("JPEG",))
+    return torch.from_numpy(decoded).permute(0, 3, 1, 2).contiguous()

@@ -22,23 +22,20 @@ class Draws:
     """
 
     def __init__(self, key: tuple[int, ...], first: int, count: int) -> None:
-        base = np.random.PCG64(np.random.SeedSequence(key))
-        start = base.state
-        self._states = []
-        for index in range(first, first + count):
-            base.state = start
-            base.advance(index * _STRIDE % 2**128)
-            self._states.append(base.state)
-        self._generator = base
+        self._generator = np.random.PCG64(np.random.SeedSequence(key))
+        self._start = self._generator.state
+        self._indices = range(first, first + count)
+        self._used = 0
 
     def words(self, *shape: int) -> Tensor:
         """Uniform int16 in -32768..32767."""
         size = math.prod(shape)
-        words = np.empty((len(self._states), -(-size // 4)), dtype=np.uint64)
-        for i, state in enumerate(self._states):
-            self._generator.state = state
-            words[i] = self._generator.random_raw(words.shape[1])
-            self._states[i] = self._generator.state
+        words = np.empty((len(self._indices), -(-size // 4)), dtype=np.uint64)
+        for row, index in zip(words, self._indices, strict=True):
+            self._generator.state = self._start
+            self._generator.advance((index * _STRIDE + self._used) % 2**128)
+            row[:] = self._generator.random_raw(len(row))
+        self._used += words.shape[1]
         return torch.from_numpy(words.view(np.int16))[:, :size].reshape(-1, *shape)
 
     def bits(self, *shape: int) -> Tensor:

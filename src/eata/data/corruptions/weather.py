@@ -50,8 +50,9 @@ def fog(images: Tensor, c: tuple[float, float], draws: Draws) -> Tensor:
     thickness, decay = 255 * c[0], c[1]
     height, width = images.shape[-2:]
     bank = _plasma(draws, 1 << (max(height, width) - 1).bit_length(), decay)[:, None, :height, :width]
-    brightest = images.amax((1, 2, 3)).float().view(-1, 1, 1, 1)
-    return to_pixels(torch.add(images, bank, alpha=thickness).mul_(brightest / (brightest + thickness)))
+    brightest = images.flatten(1).amax(1).float().view(-1, 1, 1, 1)
+    values = images.float().add_(bank, alpha=thickness)
+    return to_pixels(values.mul_(brightest / (brightest + thickness)))
 
 
 def _plasma(draws: Draws, size: int, decay: float) -> Tensor:
