@@ -1,4 +1,4 @@
-"""ResNet-50 as in torchvision (He et al. 2016, stride in the 3x3), plain, for speed and memory: the weights are random."""
+"""ResNet-50 as in torchvision (He et al. 2016, stride in the 3x3). Weights are random: for speed and memory only."""
 
 from __future__ import annotations
 

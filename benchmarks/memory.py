@@ -1,0 +1,104 @@
+"""Memory of one adaptation step on ResNet-50, 224x224: stock PyTorch, ours, and ours with lean=True.
+
+    python -m benchmarks.memory              # B = 64; needs about 12 GB for the stock side
+    python -m benchmarks.memory --batch 16
+
+Each side runs in a process of its own. Saved activations: what autograd keeps between forward and backward, each memory
+block once, parameters left out. Peak: the most that the process ever held, less what it held before the step. The
+gradient of each is compared with the stock one, all rows chosen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks import textbook
+from benchmarks.nets import resnet50
+from eata import rows
+
+SIDES = ("stock", "ours", "ours, lean")
+
+
+def held() -> int:
+    """Most bytes of memory that this process has held so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def saved_bytes(net: nn.Module, seen: dict[int, Tensor]) -> int:
+    own = {p.untyped_storage().data_ptr() for p in net.parameters()}
+    return sum(t.untyped_storage().nbytes() for at, t in seen.items() if at not in own)
+
+
+def run(side: str, batch: int, hooks: bool) -> dict[str, object]:
+    """One side, in this process; ``hooks`` counts what is saved, and holds it: the peak is then not the true one."""
+    torch.manual_seed(0)
+    net = resnet50()
+    parameters = textbook.configure(net)
+    x = torch.randn(batch, 3, 224, 224)
+    before = held()
+    seen: dict[int, Tensor] = {}
+    engine = rows.Engine(lean=side == "ours, lean")
+
+    def pack(t: Tensor) -> Tensor:
+        seen[t.untyped_storage().data_ptr()] = t
+        return t
+
+    def forward() -> Tensor:
+        return net(x) if side == "stock" else engine.forward(net, lambda: net(x))
+
+    if hooks:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            logits = forward()
+        return {"saved": saved_bytes(net, seen)}
+    logits = forward()
+    index = torch.arange(batch)
+    if side == "stock":
+        gradients = torch.autograd.grad(textbook.entropy(logits[index]).mean(), parameters)
+    else:
+        gradients = engine.gradients(logits, index, lambda z: textbook.entropy(z).mean(), parameters)
+    flat = torch.cat([g.flatten() for g in gradients if g is not None])
+    return {"peak": held() - before, "gradient": flat.tolist()}
+
+
+def in_its_own_process(side: str, batch: int, what: str) -> dict[str, object]:
+    command = [sys.executable, "-m", "benchmarks.memory", "--batch", str(batch), "--side", side, "--what", what]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=64, help="B (default 64)")
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--what", choices=("saved", "peak"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.side:
+        print(json.dumps(run(arguments.side, arguments.batch, arguments.what == "saved")))
+        return
+    print(f"ResNet-50, 224x224, B = {arguments.batch}")
+    print("| | saved activations | of stock | peak | of stock | gradient differs by |")
+    print("|---|---|---|---|---|---|")
+    stock: dict[str, float] = {}
+    reference = torch.empty(0)
+    for side in SIDES:
+        saved = float(str(in_its_own_process(side, arguments.batch, "saved")["saved"]))
+        found = in_its_own_process(side, arguments.batch, "peak")
+        peak, gradient = float(str(found["peak"])), torch.tensor(found["gradient"])
+        if side == "stock":
+            stock, reference = {"saved": saved, "peak": peak}, gradient
+        difference = float((gradient - reference).norm() / reference.norm())
+        print(
+            f"| {side} | {saved / 2**20:.0f} MB | {saved / stock['saved']:.2f} | {peak / 2**20:.0f} MB "
+            f"| {peak / stock['peak']:.2f} | {100 * difference:.2g} % |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

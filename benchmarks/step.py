@@ -1,0 +1,121 @@
+"""Time of one adaptation step, as a ratio to the textbook EATA step. The sides take turns in one process.
+
+    python -m benchmarks.step                  # both nets; some minutes
+    python -m benchmarks.step --quick          # fewer repeats
+    python -m benchmarks.step resnet26
+
+Textbook is stock PyTorch (`benchmarks.textbook`); ours is `eata.EATA` as a user calls it. The selection of all is
+pinned to the first B' rows of the batch, so that B'/B is the same for all. Each number is the median, over the repeats,
+of the ratio to the textbook step of the same repeat. Weights and images are random: the time does not depend on them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+from torch import Tensor, nn
+
+import eata
+from benchmarks import textbook
+from benchmarks.nets import resnet50
+from eata import allocator, norm
+from eata.adapter import Choice
+from eata.models import ResNet26
+
+FRACTIONS = (0.25, 0.38, 0.5, 0.75, 1.0)
+
+
+class Pinned(eata.EATA):
+    """EATA that does all of its own selection, and then takes the first ``chosen`` rows."""
+
+    chosen = 0
+
+    def select(self, logits: Tensor) -> Choice:
+        """The first rows."""
+        choice = super().select(logits)
+        index = torch.arange(self.chosen)
+        return Choice(index, logits.new_ones(self.chosen), choice.reliable)
+
+
+def ours(net: nn.Module, chosen: int, **arguments: object) -> Pinned:
+    fisher = {name: torch.rand_like(p) for name, p in norm.affine_parameters(net).items()}
+    model = Pinned(net, fisher, lr=1e-6, **arguments)  # type: ignore[arg-type]
+    model.chosen = chosen
+    return model
+
+
+def sides(net: nn.Module, batch: int) -> dict[tuple[str, float | None], Callable[[Tensor], Tensor]]:
+    """Everything to time, by column and fraction (None: the fraction does not matter)."""
+    layers = len(norm.normalization_layers(net))
+    found: dict[tuple[str, float | None], Callable[[Tensor], Tensor]] = {
+        ("textbook", None): textbook.EATA(copy.deepcopy(net), batch // 2),
+        ("forward", None): textbook.Forward(copy.deepcopy(net), 0),
+        ("tent", None): textbook.Tent(copy.deepcopy(net), batch),
+    }
+    for fraction in FRACTIONS:
+        chosen = round(fraction * batch)
+        found["two-pass", fraction] = textbook.TwoPass(copy.deepcopy(net), chosen)
+        found["ours", fraction] = ours(copy.deepcopy(net), chosen)
+        found["ours, last third", fraction] = ours(copy.deepcopy(net), chosen, layers=layers // 3)
+    return found
+
+
+def measure(name: str, net: nn.Module, x: Tensor, repeats: int) -> None:
+    timed = sides(net, len(x))
+    ratios: dict[tuple[str, float | None], list[float]] = {key: [] for key in timed}
+    textbook_seconds = []
+    for repeat in range(repeats + 1):
+        seconds = {}
+        for key, step in timed.items():
+            start = time.perf_counter()
+            step(x)
+            seconds[key] = time.perf_counter() - start
+        if repeat:  # the first warms up
+            textbook_seconds.append(seconds["textbook", None])
+            for key, value in seconds.items():
+                ratios[key].append(value / seconds["textbook", None])
+
+    def cell(column: str, fraction: float | None) -> str:
+        return f"{median(ratios[column, fraction]):.2f}"
+
+    print(f"\n{name}, B = {len(x)}; the textbook EATA step takes {1000 * median(textbook_seconds):.0f} ms")
+    print(
+        "| B'/B | forward only | Tent | EATA, textbook | EATA, two-pass | EATA, ours | ours, last third of the layers |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for fraction in FRACTIONS:
+        stock = (cell("forward", None), cell("tent", None), "1.00", cell("two-pass", fraction))
+        print(f"| {fraction} |", " | ".join((*stock, cell("ours", fraction), cell("ours, last third", fraction))), "|")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("nets", nargs="*", help="resnet26, resnet50 (default: both)")
+    parser.add_argument("--quick", action="store_true", help="fewer repeats")
+    parser.add_argument("--batch", type=int, default=32, help="B of ResNet-50 (default 32)")
+    parser.add_argument(
+        "--allocator", action="store_true", help="keep freed memory, both sides, as the eata command does"
+    )
+    arguments = parser.parse_args()
+    unknown = set(arguments.nets) - {"resnet26", "resnet50"}
+    if unknown:
+        parser.error(f"there is no net {sorted(unknown)[0]!r}; known are resnet26, resnet50")
+    if arguments.allocator:
+        allocator.keep_freed_memory()
+    wanted = arguments.nets or ["resnet26", "resnet50"]
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
+    torch.manual_seed(0)
+    if "resnet26" in wanted:
+        measure("ResNet-26, 32x32", ResNet26(10, "bn"), torch.randn(64, 3, 32, 32), 5 if arguments.quick else 15)
+    if "resnet50" in wanted:
+        x = torch.randn(arguments.batch, 3, 224, 224)
+        measure("ResNet-50, 224x224", resnet50(), x, 2 if arguments.quick else 5)
+
+
+if __name__ == "__main__":
+    main()
