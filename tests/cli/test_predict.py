@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import eata
+from eata import state
+
+Says = Callable[..., tuple[object, str]]
+MAIN = "from eata.cli import main; main()"
+TENT = ("--method", "tent", "--lr", "0.01", "--batch", "4")
+
+
+def rows(path: str | Path) -> list[dict[str, str]]:
+    with Path(path).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def predict(says: Says, *arguments: str, code: int = 0) -> str:
+    found, output = says("predict", "own:net", *arguments)
+    assert found == code, output
+    return output
+
+
+def test_every_image_has_its_row_in_order_and_the_plain_loop_agrees(place: Path, eata_says: Says) -> None:
+    output = predict(eata_says, "--images", "loose", "--out", "out.csv", *TENT)
+    found = rows("out.csv")
+    assert [Path(row["path"]).name for row in found] == [f"{index:03}.png" for index in range(20)]
+    model = eata.Tent(eata.models.load("own:net"), lr=0.01)
+    stream = eata.data.load("folder:loose", size=16)
+    expected = [
+        (str(best), f"{confidence:.6f}")
+        for images, _ in stream.batches(4, seed=None, mean=(0.5,) * 3, std=(0.5,) * 3)
+        for confidence, best in zip(*(part.tolist() for part in model(images).softmax(1).max(1)), strict=True)
+    ]
+    assert [(row["prediction"], row["confidence"]) for row in found] == expected
+    assert found[0]["class"] == "abc"[int(found[0]["prediction"])]
+    assert "20 images, 20 forwards, 20 backwards" in output
+    assert "Accuracy" not in output
+    assert Path("out.csv.state.safetensors").exists()
+
+
+def test_class_folders_are_shuffled_and_give_an_accuracy(place: Path, eata_says: Says) -> None:
+    output = predict(eata_says, "--images", "labelled", "--out", "out.csv", "--method", "source")
+    found = rows("out.csv")
+    labels = [row["label"] for row in found]
+    assert sorted(labels) == ["a"] * 10 + ["b"] * 10 + ["c"] * 10 != labels
+    right = sum(row["label"] == row["class"] for row in found)
+    assert f"Accuracy {100 * right / 30:.1f} % of 30" in output
+
+
+def test_eata_needs_clean_images_or_says_what_to_do(place: Path, eata_says: Says) -> None:
+    output = predict(eata_says, "--images", "loose", "--out", "out.csv", code=2)
+    assert "--fisher FOLDER" in output
+    assert "--method eta" in output
+    assert not Path("out.csv").exists()
+    predict(eata_says, "--images", "loose", "--out", "out.csv", "--fisher", "clean", "--batch", "4")
+    assert len(rows("out.csv")) == 20
+
+
+@pytest.mark.parametrize("method", ["tent", "eata"])
+def test_a_killed_stream_resumes_without_a_double_or_missing_row(place: Path, eata_says: Says, method: str) -> None:
+    arguments = ("--images", "loose", "--method", method, "--lr", "0.01", "--batch", "2", "--save-every", "2")
+    fisher = ("--fisher", "clean") if method == "eata" else ()
+    predict(eata_says, *arguments, *fisher, "--out", "whole.csv")
+    process = subprocess.Popen(
+        [sys.executable, "-c", MAIN, "predict", "own:net", *arguments, *fisher, "--out", "out.csv"],
+        env={**os.environ, "PAUSE": "0.2", "OMP_NUM_THREADS": str(torch.get_num_threads())},
+    )
+    deadline = time.monotonic() + 240
+    while not Path("out.csv").exists() or Path("out.csv").read_text().count("\n") < 8:
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert 0 < len(rows("out.csv")) < 20  # what came before the kill is there
+    predict(eata_says, *arguments, "--out", "out.csv", "--resume")  # the state has the Fisher information
+    assert rows("out.csv") == rows("whole.csv")
+    saved, whole = (state.read(f"{name}.csv.state.safetensors") for name in ("out", "whole"))
+    assert saved["stats"] == whole["stats"]
+    assert all(torch.equal(saved["parameters"][name], value) for name, value in whole["parameters"].items())
+
+
+def test_resuming_a_finished_stream_takes_what_is_new(place: Path, eata_says: Says) -> None:
+    predict(eata_says, "--images", "loose", "--out", "out.csv", *TENT)
+    Image.new("RGB", (16, 16)).save("loose/new.png")
+    predict(eata_says, "--images", "loose", "--out", "out.csv", *TENT, "--resume")
+    assert [Path(row["path"]).name for row in rows("out.csv")][-2:] == ["019.png", "new.png"]
+    output = predict(eata_says, "--images", "labelled", "--out", "out.csv", *TENT, "--resume", code=2)
+    assert "other images" in output
+    assert len(rows("out.csv")) == 21
+
+
+def test_a_state_goes_on_to_the_next_stream(place: Path, eata_says: Says) -> None:
+    predict(eata_says, "--images", "loose", "--out", "first.csv", *TENT)
+    output = predict(
+        eata_says, "--images", "clean", "--out", "second.csv", *TENT, "--state", "first.csv.state.safetensors"
+    )
+    assert "8 images, 28 forwards" in output
+    predict(eata_says, "--images", "clean", "--out", "afresh.csv", *TENT)
+    assert rows("second.csv") != rows("afresh.csv")
+    output = predict(
+        eata_says,
+        "--images",
+        "clean",
+        "--out",
+        "x.csv",
+        "--method",
+        "bn",
+        "--state",
+        "first.csv.state.safetensors",
+        code=2,
+    )
+    assert "eata.Tent" in output
+
+
+def test_a_broken_image_has_a_row_that_says_why(place: Path, eata_says: Says) -> None:
+    Path("loose/005.png").write_bytes(b"not a picture")
+    Path("loose/zzz.png").write_bytes(b"")
+    predict(eata_says, "--images", "loose", "--out", "out.csv", *TENT)
+    found = rows("out.csv")
+    assert len(found) == 21
+    assert found[5]["prediction"] == ""
+    assert found[5]["problem"]
+    assert found[20]["problem"] == "the file is empty"
+    assert all(row["prediction"] for row in found[6:20])
+
+
+def test_lists_and_single_images(place: Path, eata_says: Says) -> None:
+    Path("some.txt").write_text("loose/003.png\nloose/001.png\n")
+    predict(eata_says, "--images", "some.txt", "--images", "loose/007.png", "--out", "out.csv", "--method", "source")
+    assert [Path(row["path"]).name for row in rows("out.csv")] == ["003.png", "001.png", "007.png"]
+    Path("some.txt").write_text("loose/003.png\nnowhere.png\n")
+    assert "nowhere.png is not there" in predict(eata_says, "--images", "some.txt", "--out", "x.csv", code=2)
+
+
+def test_parquet_has_the_same_rows(place: Path, eata_says: Says) -> None:
+    parquet: Any = pytest.importorskip(
+        "pyarrow.parquet", reason="pyarrow is not installed: pip install 'eata[parquet]'"
+    )
+    predict(eata_says, "--images", "loose", "--out", "out.csv", *TENT)
+    predict(eata_says, "--images", "loose", "--out", "out.parquet", *TENT)
+    table = parquet.read_table("out.parquet").to_pylist()
+    assert [str(row["prediction"]) for row in table] == [row["prediction"] for row in rows("out.csv")]
+
+
+def test_nothing_is_overwritten(place: Path, eata_says: Says) -> None:
+    Path("out.csv").write_text("mine")
+    output = predict(eata_says, "--images", "loose", "--out", "out.csv", *TENT, code=2)
+    assert "--resume" in output
+    assert Path("out.csv").read_text() == "mine"
+    assert "neither a .csv nor a .parquet" in predict(eata_says, "--images", "loose", "--out", "out.txt", code=2)
+    assert "nothing to resume" in predict(eata_says, "--images", "loose", "--out", "new.csv", "--resume", code=2)
+    assert "no folder or file" in predict(eata_says, "--images", "gone", "--out", "new.csv", code=2)
