@@ -49,11 +49,11 @@ def what_happened(table: Table) -> str:
     source, eata, tent = line["source"], line["eata"], line["tent"]
     stays, leaves = line["eata-lifelong"], line["tent-lifelong"]
     return (
-        f"The trained net got {source.mean:.0f} % of the corrupted images wrong; by learning from those images, "
-        f"without their labels, EATA got {eata.mean:.1f} % wrong (Tent: {tent.mean:.1f} %), spending a backward pass on "
+        f"The trained net got {source.mean:.0f} % of the corrupted images wrong; by learning from them, without "
+        f"their labels, EATA got {eata.mean:.1f} % wrong (Tent: {tent.mean:.1f} %), spending a backward pass on "
         f"{100 * eata.backwards / eata.forwards:.0f} % of them, and after all 15 corruptions in a row it got "
-        f"{stays.clean:.1f} % of the clean images wrong (Tent: {leaves.clean:.1f} %; the "
-        f"untouched net: {source.clean:.1f} %)."
+        f"{stays.clean:.1f} % of the clean images wrong (Tent: {leaves.clean:.1f} %, "
+        f"the untouched net: {source.clean:.1f} %)."
     )
 
 

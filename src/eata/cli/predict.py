@@ -75,7 +75,7 @@ def predict(
 class Job:
     """One stream of images, its table of predictions and its state, which always fit together.
 
-    The table is on disk before the state that counts its bytes; so after a stop, whatever the table has beyond the state
+    The table is on disk before the state that counts its bytes; after a stop, whatever the table has beyond the state
     is cut off and predicted again, and no row is double or missing.
     """
 
