@@ -1,0 +1,381 @@
+"""Streams of single samples, against windows forwarded anew in plain loops."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import eata
+
+
+def naive_forward(net, window, length, prior=0.0):
+    """Logits of a window of n <= L samples: statistics (N+L-n)/(N+L) source + n/(N+L) window, channel by channel."""
+    x = torch.stack(window)
+    share = (prior + length - len(window)) / (prior + length)
+    for module in net:
+        if isinstance(module, nn.BatchNorm2d):
+            out = torch.empty_like(x)
+            for c in range(x.shape[1]):
+                mean = share * module.running_mean[c] + (1 - share) * x[:, c].mean()
+                var = share * module.running_var[c] + (1 - share) * x[:, c].var(correction=0)
+                out[:, c] = (x[:, c] - mean) / (var + module.eps).sqrt() * module.weight[c] + module.bias[c]
+            x = out
+        else:
+            x = module(x)
+    return x
+
+
+def singles(stream, count, dtype=torch.float64):
+    return list(stream([count], dtype)[0])
+
+
+def one_layer(classes=10):
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
+        nn.Linear(24, classes),
+    )  # fmt: skip
+    net(torch.randn(64, 1, 8, 8))  # running statistics
+    return net.eval()
+
+
+@pytest.mark.parametrize(("method", "prior"), [("tent", 0.0), ("bn", 16.0)])
+@pytest.mark.parametrize("exact", [True, False])
+def test_one_batch_norm_layer_predicts_as_the_whole_window(stream, method, prior, exact):
+    net = one_layer()
+    plain = copy.deepcopy(net)
+    inner = eata.BN(net, prior=prior) if method == "bn" else eata.Tent(net, lr=1e-12)
+    model = eata.Window(inner, length=6, exact=exact)
+    images = singles(stream, 20, torch.float32)
+    for i, image in enumerate(images):
+        expected = naive_forward(plain, images[max(0, i - 5) : i + 1], 6, prior)[-1]
+        torch.testing.assert_close(model(image[None])[0], expected, rtol=0, atol=1e-5)
+
+
+def test_the_exact_window_is_the_papers(trained, stream):
+    net = trained("bn", torch.float64)
+    plain = copy.deepcopy(net).eval()
+    model = eata.Window(eata.BN(net, prior=0), length=5, exact=True)
+    images = singles(stream, 12)
+    for i, image in enumerate(images):
+        expected = naive_forward(plain, images[max(0, i - 4) : i + 1], 5)[-1]
+        torch.testing.assert_close(model(image[None])[0], expected)
+    assert model.stats.forwards == sum(min(i + 1, 5) for i in range(12))
+
+
+def test_the_first_layers_statistics_equal_the_exact_windows(trained, stream):
+    net = trained()
+    first, second = (m for m in net if isinstance(m, nn.BatchNorm2d))
+    conv = copy.deepcopy(net[0])
+    model = eata.Window(eata.Tent(net, lr=1e-12), length=8)
+    images = singles(stream, 30, torch.float32)
+    seen = {}
+    normalize = type(model._layers[0]).normalize
+
+    def spy(layer, x, mean, variance):
+        seen[layer.module] = (mean, variance)
+        return normalize(layer, x, mean, variance)
+
+    type(model._layers[0]).normalize = spy
+    try:
+        for i, image in enumerate(images):
+            model(image[None])
+            if i >= 8 and model._since_step:  # full; not overwritten by the gradient step
+                window = conv(torch.stack(images[i - 7 : i + 1])).detach().double()
+                mean, variance = seen[first]
+                torch.testing.assert_close(mean.double(), window.mean((0, 2, 3)), rtol=0, atol=1e-6)
+                torch.testing.assert_close(variance.double(), window.var((0, 2, 3), correction=0), rtol=1e-6, atol=1e-6)
+    finally:
+        type(model._layers[0]).normalize = normalize
+    assert second in seen
+
+
+def test_statistics_far_from_zero_lose_nothing(stream):
+    """Activations of mean 1000 and deviation 1: the mean square minus the squared mean would lose all digits."""
+    net = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, 3)).eval()
+    net[0].running_mean.fill_(1000)
+    plain = copy.deepcopy(net).double()
+    model = eata.Window(eata.BN(net, prior=0), length=4)
+    images = [1000 + torch.randn(1, 8, 8) for _ in range(8)]
+    for i, image in enumerate(images):
+        expected = naive_forward(plain, [one.double() for one in images[max(0, i - 3) : i + 1]], 4)[-1]
+        torch.testing.assert_close(model(image[None])[0].double(), expected, rtol=0, atol=1e-3)
+
+
+def test_deeper_layers_differ_little(trained, stream):
+    images = singles(stream, 60)
+    exact = eata.Window(eata.BN(trained("bn", torch.float64), prior=0), length=16, exact=True)
+    cached = eata.Window(eata.BN(trained("bn", torch.float64), prior=0), length=16)
+    a = torch.cat([exact(image[None]) for image in images])
+    b = torch.cat([cached(image[None]) for image in images])
+    assert 0 < (a - b).norm() / a.norm() < 0.05
+    assert (a.argmax(1) == b.argmax(1)).float().mean() >= 0.95
+    assert cached.stats.forwards == 60 + 1 + 3 + 7 + 15  # whole at 2, 4, 8 and 16
+    assert exact.stats.forwards > 10 * cached.stats.forwards / 1.5
+
+
+def test_the_step_is_once_per_window_and_exact_is_the_batchs_own(trained, stream):
+    """L images one by one, exact: the last one's logits and the weights are those of one batch of L."""
+    batches = stream([8, 8, 8], torch.float64)
+    plain = eata.ETA(trained("bn", torch.float64), e0=0.9, epsilon=0.9, lr=0.05, backward="full")
+    inner = eata.ETA(trained("bn", torch.float64), e0=0.9, epsilon=0.9, lr=0.05, backward="full")
+    model = eata.Window(inner, length=8, exact=True)
+    for x in batches:
+        logits = plain(x)
+        last = [model(image[None]) for image in x][-1]
+        torch.testing.assert_close(last[0], logits[-1])
+    assert model.stats.steps == plain.stats.steps == 3
+    assert model.stats.backwards == plain.stats.backwards
+    for name, parameter in plain.parameters.items():
+        torch.testing.assert_close(parameter, inner.parameters[name])
+
+
+def naive_step(net, chosen, window, weights, lr):
+    """Gradient over the chosen: values by the window's statistics, gradient through those of the chosen alone."""
+    x, everything = chosen, window
+    for module in net:
+        if isinstance(module, nn.BatchNorm2d):
+            shape = (1, -1, 1, 1)
+            fixed_mean, fixed_var = (
+                everything.mean((0, 2, 3)).detach(),
+                everything.var((0, 2, 3), correction=0).detach(),
+            )
+            own_mean, own_var = x.mean((0, 2, 3)), x.var((0, 2, 3), correction=0)
+            own = (x - own_mean.view(shape)) / (own_var + module.eps).sqrt().view(shape)
+            scale = ((own_var + module.eps) / (fixed_var + module.eps)).sqrt().detach()
+            shift = ((own_mean - fixed_mean) / (fixed_var + module.eps).sqrt()).detach()
+            x = (own * scale.view(shape) + shift.view(shape)) * module.weight.view(shape) + module.bias.view(shape)
+            everything = (everything - fixed_mean.view(shape)) / (fixed_var + module.eps).sqrt().view(shape)
+            everything = everything * module.weight.view(shape) + module.bias.view(shape)
+        else:
+            x, everything = module(x), module(everything)
+    log_p = torch.log_softmax(x, 1)
+    loss = (weights * -(log_p.exp() * log_p).sum(1)).mean()
+    affine = [p for m in net if isinstance(m, nn.BatchNorm2d) for p in (m.weight, m.bias)]
+    return [-lr * g for g in torch.autograd.grad(loss, affine)]
+
+
+def test_the_cached_step_is_on_the_chosen_with_batch_norms_own_gradient(trained, stream):
+    net = trained("bn", torch.float64)
+    plain = copy.deepcopy(net).eval()
+    inner = eata.Tent(net, lr=0.05)
+    chosen = [0, 2, 3, 7]
+    weights = torch.tensor([1.0, 2.0, 1.5, 1.2], dtype=torch.float64)
+    inner.select = lambda logits: eata.adapter.Choice(torch.tensor(chosen), weights, 5)
+    model = eata.Window(inner, length=8)
+    images = torch.stack(singles(stream, 8))
+    for image in images:
+        model(image[None])
+    # At the eighth the window was forwarded whole, so all moments are those of the batch.
+    steps = naive_step(plain, images[chosen], images, weights, 0.05)
+    before = [p for m in plain if isinstance(m, nn.BatchNorm2d) for p in (m.weight, m.bias)]
+    after = [p for m in net if isinstance(m, nn.BatchNorm2d) for p in (m.weight, m.bias)]
+    for old, new, step in zip(before, after, steps, strict=True):
+        torch.testing.assert_close(new - old, step, rtol=1e-6, atol=1e-9)
+    assert vars(model.stats) == {
+        "forwards": 8 + 1 + 3 + 7 + 4,
+        "backwards": 4,
+        "reliable": 5,
+        "steps": 1,
+        "rejected": 0,
+    }
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("method", ["source", "bn", "tent", "eta", "eata", "augment", "memo"])
+def test_any_method_resets_saves_and_resumes_bit_for_bit(trained, stream, tmp_path, method, exact):
+    def make():
+        net = trained()
+        net.pretrained_cfg = {"mean": (0.5,), "std": (0.5,)}
+        arguments = {"eata": (eata.fisher(net, stream([64])[0]),)}.get(method, ())
+        options = {"augment": {"copies": 2}, "memo": {"copies": 2}, "source": {}, "bn": {}}.get(method, {"lr": 0.05})
+        if method in ("eta", "eata"):
+            options |= {"e0": 1.0, "epsilon": 1.0}
+        return eata.Window(eata.method(method)(net, *arguments, **options), length=4, exact=exact)
+
+    images = singles(stream, 12, torch.float32)
+    model = make()
+    first = [model(image[None]) for image in images[:6]]
+    model.save(tmp_path / "state.safetensors")
+    expected = [model(image[None]) for image in images[6:]]
+    stats = copy.copy(model.stats)
+    other = make()
+    other.load(tmp_path / "state.safetensors")
+    for image, logits in zip(images[6:], expected, strict=True):
+        assert torch.equal(other(image[None]), logits)
+    assert other.stats == stats
+    model.reset()
+    assert model.stats == eata.Stats()
+    for image, logits in zip(images[:6], first, strict=True):
+        assert torch.equal(model(image[None]), logits)
+
+
+def test_frozen_changes_nothing(trained, stream):
+    model = eata.Window(eata.Tent(trained(), lr=0.05), length=4)
+    images = singles(stream, 10, torch.float32)
+    for image in images[:6]:
+        model(image[None])
+    before = copy.deepcopy(model.state_dict())
+    with model.frozen():
+        first = model(images[6][None])
+        model(images[7][None])
+        assert torch.equal(model(images[6][None]), first)
+    after = model.state_dict()
+    assert torch.equal(before["moments"], after["moments"])
+    assert (before["count"], before["next"], before["since_step"]) == (4, 2, 2)
+    assert (after["count"], after["next"], after["since_step"]) == (4, 2, 2)
+    torch.testing.assert_close(model(images[6][None]), first)
+
+
+@pytest.mark.filterwarnings("ignore:A batch of 1")
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_window_of_one(trained, stream, exact):
+    model = eata.Window(eata.Tent(trained("bn", torch.float64), lr=0.05), length=1, exact=exact)
+    plain = eata.Tent(trained("bn", torch.float64), lr=0.05)
+    for image in singles(stream, 3):
+        expected = plain(image[None])
+        torch.testing.assert_close(model(image[None]), expected)
+    assert model.stats.steps == 3
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_window_of_one_value_per_channel_uses_the_source_statistics(exact):
+    net = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))
+    net(torch.randn(50, 3))
+    plain = copy.deepcopy(net).eval()
+    model = eata.Window(eata.Tent(net, lr=1e-12), length=1, exact=exact)
+    x = torch.randn(1, 3)
+    torch.testing.assert_close(model(x), plain(x).detach())
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_stream_shorter_than_the_window_takes_no_step(trained, stream, exact):
+    net = trained()
+    before = copy.deepcopy(net.state_dict())
+    model = eata.Window(eata.Tent(net, lr=1.0), length=64, exact=exact)
+    for image in singles(stream, 10, torch.float32):
+        assert torch.isfinite(model(image[None])).all()
+    assert model.stats.steps == 0
+    model.unwrap()
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_small_batches_and_batches_larger_than_the_window(trained, stream, exact):
+    model = eata.Window(eata.Tent(trained("bn", torch.float64), lr=0.05), length=4, exact=exact)
+    sizes = [3, 2, 11, 1]
+    for x in stream(sizes, torch.float64):
+        assert model(x).shape == (len(x), 10)
+    assert model.stats.steps == sum(sizes) // 4
+    whole = eata.Window(eata.Tent(trained("bn", torch.float64), lr=0.05), length=4, exact=exact)
+    parts = eata.Window(eata.Tent(trained("bn", torch.float64), lr=0.05), length=4, exact=exact)
+    (x,) = stream([10], torch.float64)
+    torch.testing.assert_close(whole(x), torch.cat([parts(part) for part in x.split(4)]))
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_changing_image_sizes(trained, stream, exact):
+    model = eata.Window(eata.Tent(trained("bn", torch.float64), lr=0.05), length=4, exact=exact)
+    for i, image in enumerate(singles(stream, 16)):
+        side = (8, 12, 6)[i % 3]
+        logits = model(F.interpolate(image[None], size=(side, side)))
+        assert torch.isfinite(logits).all()
+    assert model.stats.steps == 4
+
+
+def test_the_statistics_weigh_samples_of_all_sizes_alike():
+    net = nn.Sequential(nn.BatchNorm2d(1, affine=False), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1, 2)).eval()
+    model = eata.Window(eata.BN(net, prior=0), length=2)
+    small, large = torch.randn(1, 1, 4, 4), 3 + torch.randn(1, 1, 8, 8)
+    model(small), model(large)
+    logits = model(small)
+    mean = (small.mean() + large.mean()) / 2
+    var = (small.square().mean() + large.square().mean()) / 2 - mean**2
+    torch.testing.assert_close(logits, net[3](((small - mean) / (var + 1e-5).sqrt()).mean().view(1, 1)).detach())
+
+
+def test_a_net_without_batch_norm_steps_once_per_window(trained, stream):
+    model = eata.Window(eata.Tent(trained("gn", torch.float64), lr=0.05), length=4)
+    plain = eata.Tent(trained("gn", torch.float64), lr=0.05)
+    for x in stream([4, 4], torch.float64):
+        expected = plain(x)
+        torch.testing.assert_close(torch.cat([model(image[None]) for image in x]), expected)
+
+
+def test_episodic_works_exactly_only(trained, stream):
+    with pytest.raises(ValueError, match="exact=True"):
+        eata.Window(eata.Tent(trained(), episodic=True))
+    model = eata.Window(eata.Tent(trained("bn", torch.float64), lr=0.05, episodic=True), length=4, exact=True)
+    plain = eata.Tent(trained("bn", torch.float64), lr=0.05, episodic=True)
+    images = torch.stack(singles(stream, 4))
+    last = [model(image[None]) for image in images][-1]
+    torch.testing.assert_close(last[0], plain(images)[-1])
+
+
+def test_an_overflow_stays_out_of_the_window(trained, stream):
+    net = trained()
+    model = eata.Window(eata.BN(net, prior=0), length=4)
+    images = singles(stream, 8, torch.float32)
+    for image in images[:5]:
+        model(image[None])
+    moments = model._moments.clone()
+    with pytest.warns(UserWarning, match="stay out of the window"):
+        model(torch.full((1, 1, 8, 8), 3e38))
+    assert torch.equal(model._moments, moments)
+    assert torch.isfinite(model(images[5][None])).all()
+    bad = torch.full((1, 1, 8, 8), float("nan"))
+    assert torch.isnan(model(bad)).all()
+    assert torch.isfinite(model(images[6][None])).all()
+
+
+def test_unwrap_gives_the_net_back(trained, stream):
+    net = trained().train()
+    before = copy.deepcopy(net.state_dict())
+    model = eata.Window(eata.BN(net), length=4)
+    for image in singles(stream, 6, torch.float32):
+        model(image[None])
+    assert model.unwrap() is net
+    assert net.training
+    assert all("forward" not in module.__dict__ for module in net.modules())
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    with pytest.raises(RuntimeError, match="unwrapped"):
+        model(torch.zeros(1, 1, 8, 8))
+
+
+def test_what_cannot_be_windowed_is_said(trained):
+    with pytest.raises(TypeError, match="wraps an adapter, not a Sequential"):
+        eata.Window(trained())
+    with pytest.raises(TypeError, match="not a Window"):
+        eata.Window(eata.Window(eata.Source(trained())))
+    for length in (0, -3):
+        with pytest.raises(ValueError, match="length"):
+            eata.Window(eata.Tent(trained()), length=length)
+    bare = nn.Sequential(nn.BatchNorm1d(2, track_running_stats=False), nn.Linear(2, 3))
+    with pytest.raises(ValueError, match="no running statistics"):
+        eata.Window(eata.Tent(bare))
+
+
+def test_a_state_of_other_settings_or_method_is_refused(trained, stream):
+    saved = eata.Window(eata.Tent(trained(), lr=0.05), length=4).state_dict()
+    with pytest.raises(ValueError, match="length"):
+        eata.Window(eata.Tent(trained(), lr=0.05), length=5).load_state_dict(saved)
+    with pytest.raises(ValueError, match="Tent"):
+        eata.Window(eata.BN(trained()), length=4).load_state_dict(saved)
+
+
+def test_a_layer_used_twice_is_refused_by_the_cache_only(stream):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.linear = nn.BatchNorm1d(2), nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.linear(self.norm(torch.relu(self.norm(x))))
+
+    with pytest.raises(RuntimeError, match="exact=True"):
+        eata.Window(eata.BN(Twice()), length=4)(torch.randn(1, 2))
+    assert eata.Window(eata.BN(Twice()), length=4, exact=True)(torch.randn(1, 2)).shape == (1, 2)
