@@ -167,3 +167,43 @@ def assert_equal_trees(a, b):
         assert torch.equal(a, b)
     else:
         assert a == b
+
+
+def test_an_empty_selection_under_mixed_precision_reaches_no_weight(trained, stream):
+    model = eata.ETA(trained(), e0=1e-9, lr=0.1)
+    with torch.autocast("cpu", torch.bfloat16):
+        for x in stream([16, 16]):
+            model(x)
+    assert model.stats.steps == 0
+    assert all(torch.equal(p, model.source[n]) for n, p in model.parameters.items())
+
+
+def test_adaptation_carries_over_in_place_without_a_copy_of_the_net(trained, stream, monkeypatch):
+    net = trained()
+    addresses = [p.data_ptr() for p in net.parameters()]
+    model = eata.Tent(net, lr=0.01)
+    monkeypatch.setattr(copy, "deepcopy", None)  # any copy of the net would raise
+    seen = []
+    for x in stream([16] * 3):
+        model(x)
+        seen.append(model.parameters["1.weight"].clone())
+    assert model.net is net
+    assert [p.data_ptr() for p in net.parameters()] == addresses
+    assert not torch.equal(seen[0], seen[1])
+    assert not torch.equal(seen[1], seen[2])
+
+
+def test_continual_tent_collapses_to_few_classes_and_eata_does_not(trained, stream, digits):
+    """The published failure of Tent without reset is in the method; ours shows it too."""
+    share = {}
+    for name in ("tent", "eata"):
+        net = trained()
+        if name == "tent":
+            model = eata.Tent(net, lr=0.5)
+        else:
+            fisher = eata.fisher(net, digits[0][:200])
+            model = eata.EATA(net, fisher, beta=100.0, e0=0.4, epsilon=0.4, lr=0.5)
+        predictions = torch.cat([model(x).argmax(1) for x in stream([32] * 60, noise=1.0)][-20:])
+        share[name] = predictions.bincount(minlength=10).max().item() / len(predictions)
+    assert share["tent"] > 0.6
+    assert share["eata"] < 0.4
