@@ -2,7 +2,7 @@
 
     python -m benchmarks.memo
 
-32 copies of a 32x32 image for ResNet-26 with GroupNorm. The network's work is a forward and backward pass over the copies.
+32 copies of a 32x32 image for ResNet-26 with GroupNorm. The network's work is a forward and backward pass over them.
 Processor time on one core, in turns; the medians over the rounds are compared.
 """
 

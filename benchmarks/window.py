@@ -1,11 +1,11 @@
 """Streams of single images: what ``eata.Window`` costs over plain inference, and what its cache costs in accuracy.
 
     python -m benchmarks.window                                    # time per image; about five minutes
-    python -m benchmarks.window --accuracy NET.safetensors         # error on CIFAR-10-C; exact takes L forwards an image
+    python -m benchmarks.window --accuracy NET.safetensors         # error on CIFAR-10-C; slow: L forwards an image
     python -m benchmarks.window --accuracy NET.safetensors --images 200 --corruptions fog snow --method tent
 
-Times are processor time on one core, in turns, and the medians over the rounds are compared. With adaptation, the time of
-L images, one step among them, is divided by L.
+Times are processor time on one core, in turns, and the medians over the rounds are compared. With adaptation, the time
+of L images, one step among them, is divided by L.
 """
 
 from __future__ import annotations

@@ -126,6 +126,9 @@ class Window(Adapter):
         #: mean and mean square of each sample, about the source mean, for the channels of all layers; about it and not
         #: about 0, that little is lost when the square of the one is taken from the other
         self._moments = like.new_zeros(self.length, 2, sum(self._channels))
+        # Room for one forward's numbers, and views of it by layer: made once, for making them takes time.
+        self._room = like.new_zeros(2, sum(self._channels))
+        self._room_by_layer = list(zip(*(kind.split(self._channels) for kind in self._room), strict=True))
         self._images: list[Tensor | None] = [None] * self.length
         self._logits: list[Tensor | None] = [None] * self.length
         self._count = 0  # samples seen, at most L
@@ -147,6 +150,8 @@ class Window(Adapter):
             with contextlib.nullcontext() if self._learning else self.model.frozen():
                 return self.model._predict_and_adapt(x)
         predict = self._predict_exact if self.exact else self._predict_cached
+        if len(x) <= self.length:
+            return predict(x)
         return torch.cat([predict(part) for part in x.split(self.length)])
 
     def _places(self, samples: int) -> list[int]:
@@ -309,13 +314,13 @@ class _Moments:
         #: for each layer: mean and 1 / standard deviation of each sample's channels, (k, C) each
         self._new: list[tuple[Tensor, Tensor] | None] = [None] * len(window._layers)
         weights = window._moments.new_full((window.length,), 1 / max(1, count - len(places)))
-        weights[self.places] = 0
-        mean, square = (weights @ window._moments.flatten(1)).view(2, -1)
-        variance = square.addcmul_(mean, mean, value=-1).clamp_(min=0).mul_(1 - self.part)
-        #: of the others: mean, and variance times their part of the window
-        self._others = list(
-            zip((mean + window._origin).split(window._channels), variance.split(window._channels), strict=True)
-        )
+        weights.index_fill_(0, self.places, 0)
+        torch.mm(weights[None], window._moments.flatten(1), out=window._room.view(1, -1))
+        mean, variance = window._room
+        variance.addcmul_(mean, mean, value=-1).clamp_(min=0).mul_(1 - self.part)
+        mean += window._origin
+        #: of the others, for each layer: mean, and variance times their part of the window
+        self._others = window._room_by_layer
 
     def normalize(self, layer: _Layer, x: Tensor) -> Tensor:
         """What the layer gives for x. A small layer takes no longer than ten operations, so there are few."""
