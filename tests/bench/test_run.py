@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from eata.bench.experiments import find
 from eata.bench.protocol import Request
+from eata.bench.run import execute
 from eata.bench.store import Run
 from eata.bench.work import Worker
 
@@ -156,3 +159,17 @@ def test_bad_words_get_one_sentence(eata_says: Start) -> None:
         assert code == 2, output
         assert sentence in output
         assert "Traceback" not in output
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("imagenet-r", "entropy", "e0", "fisher-size", "components", "batch-1", "wall-clock", "memory", "mixed"),
+        *("backbones", "test-size", "learning-rates"),
+    ],
+)
+def test_every_kind_of_experiment_runs(place: Path, name: str) -> None:
+    request = Request(name, "digits", models=("tiny:net",), limit=8, seeds=(2020,))
+    _, table = execute(request, place / "runs", Console(quiet=True))
+    assert table.failures == []
+    assert {line.row for line in table.lines} == {variant.row for variant in find(name).variants if not variant.slow}

@@ -32,11 +32,13 @@ METHODS: dict[str, type[Adapter]] = {
 PRESETS: dict[str, dict[str, float]] = {
     "cifar10": {"lr": 0.005, "e0": 0.4, "epsilon": 0.4, "alpha": 0.1, "beta": 1.0},
     "imagenet": {"lr": 0.00025, "e0": 0.4, "epsilon": 0.05, "alpha": 0.1, "beta": 2000.0},
+    "digits": {"lr": 0.05, "e0": 0.4, "epsilon": 0.4, "alpha": 0.1, "beta": 100.0},  # benchmarks/tune_digits.py
 }
 # What the methods that work on copies of one image have of their own (supplement, 'Compared Methods').
 OWN_PRESETS: dict[str, dict[type[Adapter], dict[str, float]]] = {
     "cifar10": {Augment: {"copies": 32}, MEMO: {"copies": 32}, TTT: {"copies": 32, "lr": 0.001}},
     "imagenet": {Augment: {"copies": 64}, MEMO: {"copies": 64}, TTT: {"copies": 20, "lr": 0.001}},
+    "digits": {Augment: {"copies": 32, "flip": False}, MEMO: {"copies": 32, "flip": False}},
 }
 
 
@@ -53,7 +55,7 @@ def preset(name: str, method: type[Adapter] = EATA) -> dict[str, float]:
     """The paper's values for a benchmark: as keyword arguments of ``method``, those that it takes.
 
     Args:
-        name: ``"cifar10"`` or ``"imagenet"``.
+        name: ``"cifar10"``, ``"imagenet"`` or ``"digits"``.
         method: class that the values are for; default EATA.
 
     >>> preset("cifar10")
