@@ -31,7 +31,7 @@ from eata.rows.gradient import Place, RowGradient, Rows
 
 __all__ = ["Engine", "RowGradient", "Rows", "Watch", "select_rows"]
 
-BREAK_EVEN = 0.8  # share of stored rows above which the full backward is as fast
+BREAK_EVEN = 0.7  # share of stored rows above which the full backward is as fast (benchmarks.step)
 
 
 class Engine:
