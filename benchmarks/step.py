@@ -3,6 +3,7 @@
     python -m benchmarks.step                  # both nets; some minutes
     python -m benchmarks.step --quick          # fewer repeats
     python -m benchmarks.step resnet26
+    python -m benchmarks.step --busy           # on a machine that does other things too
 
 Textbook is stock PyTorch (`benchmarks.textbook`); ours is `eata.EATA` as a user calls it. The selection of all is
 pinned to the first B' rows of the batch, so that B'/B is the same for all. Each number is the median, over the repeats,
@@ -65,16 +66,16 @@ def sides(net: nn.Module, batch: int) -> dict[tuple[str, float | None], Callable
     return found
 
 
-def measure(name: str, net: nn.Module, x: Tensor, repeats: int) -> None:
+def measure(name: str, net: nn.Module, x: Tensor, repeats: int, clock: Callable[[], float]) -> None:
     timed = sides(net, len(x))
     ratios: dict[tuple[str, float | None], list[float]] = {key: [] for key in timed}
     textbook_seconds = []
     for repeat in range(repeats + 1):
         seconds = {}
         for key, step in timed.items():
-            start = time.perf_counter()
+            start = clock()
             step(x)
-            seconds[key] = time.perf_counter() - start
+            seconds[key] = clock() - start
         if repeat:  # the first warms up
             textbook_seconds.append(seconds["textbook", None])
             for key, value in seconds.items():
@@ -97,6 +98,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("nets", nargs="*", help="resnet26, resnet50 (default: both)")
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
+    parser.add_argument(
+        "--busy", action="store_true", help="one thread, processor time instead of the clock on the wall"
+    )
     parser.add_argument("--batch", type=int, default=32, help="B of ResNet-50 (default 32)")
     parser.add_argument(
         "--allocator", action="store_true", help="keep freed memory, both sides, as the eata command does"
@@ -108,13 +112,16 @@ def main() -> None:
     if arguments.allocator:
         allocator.keep_freed_memory()
     wanted = arguments.nets or ["resnet26", "resnet50"]
+    clock = time.process_time if arguments.busy else time.perf_counter
+    if arguments.busy:
+        torch.set_num_threads(1)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
     torch.manual_seed(0)
     if "resnet26" in wanted:
-        measure("ResNet-26, 32x32", ResNet26(10, "bn"), torch.randn(64, 3, 32, 32), 5 if arguments.quick else 15)
+        measure("ResNet-26, 32x32", ResNet26(10, "bn"), torch.randn(64, 3, 32, 32), 5 if arguments.quick else 15, clock)
     if "resnet50" in wanted:
         x = torch.randn(arguments.batch, 3, 224, 224)
-        measure("ResNet-50, 224x224", resnet50(), x, 2 if arguments.quick else 5)
+        measure("ResNet-50, 224x224", resnet50(), x, 2 if arguments.quick else 5, clock)
 
 
 if __name__ == "__main__":

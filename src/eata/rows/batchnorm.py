@@ -49,7 +49,7 @@ class Moments:
     exact: bool = True
 
 
-POSITIONS = 64  # looked at in each image where the moments are for description only
+POSITIONS = 128  # looked at in each image where the moments are for description only
 
 
 def row_moments(x: Tensor) -> Moments:
