@@ -16,7 +16,7 @@ def demo(
     data: Annotated[
         str, typer.Option(help="digits (comes with eata) or cifar10 (see 'eata data get cifar10').")
     ] = "digits",
-    limit: Annotated[int, typer.Option(min=1, help="Images a corruption.")] = 512,
+    limit: Annotated[int, typer.Option(min=1, help="Images a corruption.")] = 320,
     out: Annotated[Path, typer.Option(help="Folder of runs.")] = Path("runs"),
 ) -> None:
     """See adaptation at work: a trained net meets 15 corruptions it has never seen, and five ways to deal with them.
