@@ -1,0 +1,1 @@
+"""Speed, memory and accuracy as ratios, both sides measured in one run."""
