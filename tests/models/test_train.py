@@ -8,9 +8,10 @@ import torch
 from safetensors.torch import save_file
 from torch.nn import functional as F
 
+from eata.augmentation import crop_and_flip, rotate
 from eata.models import ResNet26
 from eata.models import train as training
-from eata.models.train import RECIPES, Recipe, augment, error, normalize, rotate, train
+from eata.models.train import RECIPES, Recipe, error, normalize, train
 
 TINY = Recipe(epochs=3, lr=0.05, nesterov=True, batch=8, sizes=((0, 8), (2, 16)))
 
@@ -99,7 +100,7 @@ def test_it_learns(tmp_path):
 @pytest.mark.parametrize("flip", [False, True])
 def test_augment_crops_and_mirrors(flip):
     images = torch.randint(1, 256, (30, 3, 6, 6), dtype=torch.uint8)
-    result = augment(images, torch.Generator().manual_seed(0), 2, flip)
+    result = crop_and_flip(images, torch.Generator().manual_seed(0), 2, flip)
     padded = F.pad(images, (2, 2, 2, 2))
     offsets, mirrored = set(), 0
     for image, big in zip(result, padded, strict=True):

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from eata.augmentation import crop_and_flip, rotate
 from eata.files import replacing
 from eata.models.resnet26 import ResNet26
 from eata.models.zoo import fill
@@ -85,25 +86,6 @@ class Epoch:
     loss: float
     error: float
     seconds: float
-
-
-def augment(images: Tensor, generator: torch.Generator, padding: int, flip: bool) -> Tensor:
-    """Random crop after zero padding and (where it keeps the meaning) random mirror image, one draw per image."""
-    count, _, height, width = images.shape
-    padded = F.pad(images, (padding,) * 4)
-    top, left = torch.randint(0, 2 * padding + 1, (2, count, 1, 1), generator=generator)
-    columns = torch.arange(width).expand(count, 1, width)
-    if flip:
-        mirrored = torch.rand(count, 1, 1, generator=generator) < 0.5
-        columns = torch.where(mirrored, width - 1 - columns, columns)
-    rows = torch.arange(height).view(1, height, 1) + top
-    return padded.permute(0, 2, 3, 1)[torch.arange(count).view(-1, 1, 1), rows, columns + left].permute(0, 3, 1, 2)
-
-
-def rotate(images: Tensor, quarter_turns: Tensor) -> Tensor:
-    """Each image turned counter-clockwise by its own number of quarter turns (0 to 3)."""
-    turned = torch.stack([torch.rot90(images, turns, (2, 3)) for turns in range(4)])
-    return turned[quarter_turns, torch.arange(len(images), device=images.device)]
 
 
 def normalize(images: Tensor) -> Tensor:
@@ -182,7 +164,7 @@ def train(
         for step, index in enumerate(order):
             for group in optimizer.param_groups:
                 group["lr"] = recipe.rate(number + step / len(order))
-            x = normalize(augment(small[index], generator, padding, flip))
+            x = normalize(crop_and_flip(small[index], generator, padding, flip))
             x = x.contiguous(memory_format=torch.channels_last)
             turns = torch.randint(0, 4, (len(x),), generator=generator)
             loss = loss_of(net, x, labels[index], turns if net.rotation_head is not None else None)
