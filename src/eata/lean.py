@@ -6,9 +6,9 @@ each ReLU, although its sign would do; and 64-bit indices of each maximum. Here
 - a convolution with frozen weights keeps nothing but the weights (its input's gradient does not depend on the input),
 - ReLU keeps one byte for each element: whether it was positive,
 - max pooling keeps its indices in 32 bits,
-- BatchNorm by batch statistics (`eata.rows.batchnorm`) keeps its input in 16 bits (bfloat16).
+- BatchNorm by batch statistics (`eata.rows.batchnorm`) keeps its normalized input in 16 bits (float16).
 
-The first three change no gradient by a bit; the last one changes it by rounding, well within 1 %.
+The first three change no gradient; the last one changes it by rounding (`benchmarks.memory` says by how much).
 
 `SWAPS` maps a torch function to its lean form; the form returns NotImplemented where it does not apply.
 """
