@@ -23,8 +23,8 @@ def numbers(text: str) -> tuple[int, ...]:
     """
     found: list[int] = []
     for part in text.split(","):
-        first, _, last = part.strip().partition("-")
-        if not first.isdigit() or not (last or first).isdigit():
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
             raise ValueError(f"{text!r} is not a list of numbers; write 3,5 or 1-5.")
         found += range(int(first), int(last or first) + 1)
     return tuple(found)
