@@ -38,7 +38,7 @@ def test_the_page_and_its_companions(run: Run, place: Path) -> None:
     ]
     assert all(path.stat().st_size > 100 for path in written)
     html = written[0].read_text()
-    assert "://" not in html.replace("http://www.w3.org", "")  # names of SVG's own, which nobody fetches
+    assert "://" not in html.replace("http://www.w3.org/", "")  # SVG's own names, which nobody fetches
     assert "Generated corruptions" in html
     assert html.count("data:image/png;base64,") == 16
     for name in ("Source", "BN", "Tent", "ETA", "EATA", "Tent (lifelong)", "EATA (lifelong)"):

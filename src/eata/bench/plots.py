@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -49,7 +50,7 @@ class Plot:
         with matplotlib.rc_context(STYLE):
             self._figure.savefig(file, format="svg", bbox_inches="tight", metadata={"Date": None})
         text = file.getvalue()
-        return text[text.index("<svg") :]
+        return re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
 
     def png(self) -> bytes:
         """The drawing as pixels, 200 to the inch."""
@@ -67,11 +68,11 @@ def draw(table: Table) -> list[Plot]:
         return [plot for name in table.experiment.plots for plot in PLOTS[name](table)]
 
 
-def _style(table: Table, line: Line, by_row: bool = False) -> dict[str, Any]:
-    """The same look for a method in every plot; rows of one method (a sweep's curves) are told apart by their order."""
+def _style(table: Table, line: Line) -> dict[str, Any]:
+    """The same look for a method in every plot; rows that are not named after a method go by their order."""
     rows = list(dict.fromkeys(one.row for one in table.lines))
     method = line.row.split("-")[0].split(" ")[0]
-    place = rows.index(line.row) if by_row or method not in METHODS else METHODS.index(method)
+    place = rows.index(line.row) if method not in METHODS else METHODS.index(method)
     place %= len(COLOURS)
     return {"color": COLOURS[place], "marker": MARKERS[place], "linestyle": DASHES[place]}
 
@@ -182,7 +183,7 @@ def _sweep(table: Table) -> Iterator[Plot]:
             values = getattr(line, what)
             known = [column for column in table.columns if column in values]
             places = [float(column) for column in known]
-            axis.plot(places, [values[c] for c in known], label=line.name, **_style(table, line, by_row=True))
+            axis.plot(places, [values[c] for c in known], label=line.name, **_style(table, line))
             paper = [table.published(line, column) for column in known] if what == "values" and table.comparable else []
             if any(number is not None for number in paper):
                 axis.plot(places, paper, color="#7F7F7F", linestyle=":", marker="x", label=f"{line.name}, published")
@@ -214,8 +215,9 @@ def _barh(table: Table, name: str, label: str, value: Callable[[Line], float], p
     for place, line in enumerate(lines):
         severity = f", severity {line.severity}" if len(table.severities) > 1 else ""
         axis.barh(place, value(line), color=_style(table, line)["color"], alpha=0.85, height=0.65)
-        axis.annotate(f"{value(line):.1f}", (value(line), place), (3, 0), textcoords="offset points", va="center")
         paper = table.published(line, "mean") if published else None
+        end = max(value(line), paper or 0)
+        axis.annotate(f"{value(line):.1f}", (end, place), (6, 0), textcoords="offset points", va="center")
         if paper is not None:
             axis.plot(paper, place, "D", color="white", markeredgecolor="black")
         lines_text = f"{line.name}{severity}"
