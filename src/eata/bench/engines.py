@@ -63,8 +63,8 @@ def on_ray(run: Run, cells: list[Cell], worker: Worker, listener: Listener, addr
     """
     ray = _ray()
     worker.prepare(cells)
-    ray.init(address=address, include_dashboard=False, log_to_driver=False)
     try:
+        _join(ray, address)
         remote = ray.remote(num_cpus=worker.request.threads, max_retries=RETRIES)(_work)
         with contextlib.ExitStack() as claims:
             ours = [cell for cell in cells if claims.enter_context(run.claim(cell)) and not run.done(cell)]
@@ -91,11 +91,22 @@ def _ray() -> Any:
     return ray
 
 
+def _join(ray: Any, address: str | None) -> None:
+    """Find the cluster or start one. Ray says what is wrong by exceptions of every kind."""
+    try:
+        ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level="error")
+    except Exception as problem:
+        where = f"at {address} cannot be reached" if address else "did not start on this machine, maybe a busy one"
+        reason = str(problem).strip().partition("\n")[0] or type(problem).__name__
+        raise ValueError(f"Ray {where} ({reason}): try again, or leave --engine out.") from problem
+
+
 def _result(ray: Any, reference: Any, cell: Cell) -> Result:
     try:
         result: Result = ray.get(reference)
-    except ray.exceptions.RayError as problem:
-        return {"cell": cell.id, "error": f"The worker was lost {RETRIES + 1} times: {type(problem).__name__}"}
+    except ray.exceptions.RayError as problem:  # a lost worker's cell has been tried again by now
+        reason = str(problem).strip().rpartition("\n")[2]
+        return {"cell": cell.id, "error": f"{type(problem).__name__}: {reason}"}
     return result
 
 
