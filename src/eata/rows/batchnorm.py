@@ -23,8 +23,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -32,6 +34,7 @@ from eata.rows.gradient import RowGradient, Rows, is_channels_last, take
 from eata.rows.rules import rule
 
 aten = torch.ops.aten
+Matrix: TypeAlias = npt.NDArray[np.float64]
 
 
 # --- forward ----------------------------------------------------------------------------------------------------------
@@ -49,7 +52,7 @@ class Moments:
     exact: bool = True
 
 
-POSITIONS = 128  # looked at in each image where the moments are for description only
+POSITIONS = 64  # looked at in each image where the moments are for description only
 
 
 def row_moments(x: Tensor) -> Moments:
@@ -196,26 +199,24 @@ def stand_ins(layers: list[Moments], index: Tensor) -> tuple[Tensor, Tensor]:
     """
     kernel = _likeness(layers)
     batch = len(kernel)
-    wanted = math.ceil(SHARE * (1 - len(index) / batch) ** 3 * batch)
-    stored = index.to(kernel.device)
-    system = kernel[stored][:, stored] + RIDGE * torch.eye(len(stored), dtype=kernel.dtype)
-    explained = torch.linalg.solve(system, kernel[stored])
-    rest = kernel - kernel[:, stored] @ explained  # what the stored rows can't tell of the others
+    free = np.ones(batch, dtype=bool)
+    free[index.cpu().numpy()] = False
+    among, wanted = ~free, math.ceil(SHARE * (1 - len(index) / batch) ** 3 * batch)
+    explained = np.linalg.solve(kernel[among][:, among] + RIDGE * np.eye(len(index)), kernel[among])
+    rest = kernel - kernel[:, among] @ explained  # what the stored rows can't tell of the others
     target = rest.sum(1)
-    free = torch.ones(batch, dtype=torch.bool)
-    free[stored] = False
     for _ in range(wanted):
         pivot = rest.diagonal() + RIDGE
-        best = int(torch.where(free, target.square() / pivot, -1.0).argmax())
+        best = int(np.where(free, target**2 / pivot, -1.0).argmax())
         column = rest[:, best] / pivot[best]
         target = target - column * target[best]
-        rest = rest - torch.outer(column, rest[best])
+        rest = rest - np.outer(column, rest[best])
         free[best] = False
-    stored = (~free).nonzero().flatten()
-    return stored.to(index.device), _weights(kernel, stored).to(index.device)
+    stored = np.flatnonzero(~free)
+    return torch.from_numpy(stored).to(index.device), torch.from_numpy(_weights(kernel, stored)).to(index.device)
 
 
-def _likeness(layers: list[Moments]) -> Tensor:
+def _likeness(layers: list[Moments]) -> Matrix:
     """How alike any two rows are, (B, B): k + k^2 of their descriptions' products, every layer counting the same."""
     share = torch.cat([layer.mean.new_full((layer.mean.shape[1],), layer.mean.shape[1] ** -0.5) for layer in layers])
     mean = torch.cat([layer.mean for layer in layers], 1)
@@ -225,13 +226,13 @@ def _likeness(layers: list[Moments]) -> Tensor:
     described = described * (share.repeat(2) / described.std(0, correction=0).clamp_min_(1e-12))
     products = (described @ described.T).double().cpu()
     products /= products.diagonal().mean().clamp_min(1e-12)
-    return products + products.square() + 10.0  # the constant: what the weights sum to matters most
+    alike: Matrix = products.numpy()  # small from here on: numpy's calls cost a fraction of torch's
+    return alike + alike**2 + 10.0  # the constant: what the weights sum to matters most
 
 
-def _weights(kernel: Tensor, stored: Tensor) -> Tensor:
-    even = torch.full((len(stored),), len(kernel) / len(stored), dtype=kernel.dtype)
+def _weights(kernel: Matrix, stored: npt.NDArray[np.intp]) -> Matrix:
+    even = np.full(len(stored), len(kernel) / len(stored))
     among = kernel[stored][:, stored]
     missing = kernel[stored].sum(1) - among @ even
-    ridge = RIDGE * torch.eye(len(stored), dtype=kernel.dtype)
-    weights: Tensor = even + torch.linalg.solve(among + ridge, missing)
-    return weights.clamp_min_(0)
+    weights: Matrix = even + np.linalg.solve(among + RIDGE * np.eye(len(stored)), missing)
+    return weights.clip(0)
