@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from eata import norm
@@ -31,13 +30,14 @@ class _Layer:
     def __post_init__(self) -> None:
         # Looking these up in the module takes as long as a small operation.
         self.weight, self.bias, self.eps = self.module.weight, self.module.bias, self.module.eps
+        self.channels = self.module.num_features
 
     def normalize(self, x: Tensor, mean: Tensor | None, variance: Tensor | None) -> Tensor:
         own = mean is None
         return torch.batch_norm(x, self.weight, self.bias, mean, variance, own, 0.0, self.eps, False)
 
 
-TINY = 1e-12  # keeps 1 / deviation finite
+MEMORY = 2  # windows: the time constant of deeper layers' statistics
 
 Normalize = Callable[[_Layer, Tensor], Tensor]
 
@@ -47,9 +47,10 @@ class Window(Adapter):
 
     The paper forwards the last L samples again with each new one (``exact=True``; '-wnd' in its Table 'bs=1'), L times
     the cost. But a sample's share in a BatchNorm layer's statistics is two numbers a channel: mean and mean square. The
-    default keeps those of the last L samples for each layer and forwards only the new ones, normalized by the window's
-    statistics (theirs included). Past the first layer this is an approximation, for an older sample's activations were
-    computed under older statistics.
+    default keeps those of the last L samples and forwards only the new ones, normalized by the window's statistics
+    (theirs included). In the first layer that is exact. A deeper layer's moments of an older sample were computed under
+    older statistics of the layers before, which wander as the window moves; so there the moments of the others are
+    an exponential average with a time constant of 2 L samples, which wanders less.
 
     A gradient step comes once in every L samples, over those of the window that the method chooses. The default chooses
     by the predictions given, and forwards the chosen again, normalized by the window's statistics; the gradient flows
@@ -121,14 +122,18 @@ class Window(Adapter):
     def _clear(self) -> None:
         """An empty window: three rings, in which a sample has the same place."""
         like = self._layers[0].mean if self._layers else torch.empty(0)
-        self._channels = [layer.module.num_features for layer in self._layers]
+        channels = [layer.channels for layer in self._layers]
         self._origin = torch.cat([layer.mean for layer in self._layers] or [like])
-        #: mean and mean square of each sample, about the source mean, for the channels of all layers; about it and not
-        #: about 0, that little is lost when the square of the one is taken from the other
-        self._moments = like.new_zeros(self.length, 2, sum(self._channels))
-        # Room for one forward's numbers, and views of it by layer: made once, for making them takes time.
-        self._room = like.new_zeros(2, sum(self._channels))
-        self._room_by_layer = list(zip(*(kind.split(self._channels) for kind in self._room), strict=True))
+        #: mean and mean square of each sample, for the channels of the first layer; about the source mean and not about
+        #: 0, that little is lost when the square of the one is taken from the other
+        self._moments = like.new_zeros(self.length, 2, sum(channels[:1]))
+        #: the same for the channels of all layers, averaged over samples; what deeper layers use
+        self._average = like.new_zeros(2, sum(channels))
+        # Room for one forward's mean and variance, and views of it by layer, made once, for making them takes time:
+        # (1, C) each, as native_group_norm gives them, and (C,) each, as batch_norm takes them.
+        self._room = like.new_zeros(2, sum(channels))
+        self._room_by_layer = list(zip(*(kind[None].split(channels, 1) for kind in self._room), strict=True))
+        self._statistics_by_layer = [(mean[0], variance[0]) for mean, variance in self._room_by_layer]
         self._images: list[Tensor | None] = [None] * self.length
         self._logits: list[Tensor | None] = [None] * self.length
         self._count = 0  # samples seen, at most L
@@ -207,7 +212,7 @@ class Window(Adapter):
         missing = self._prior + self.length - len(x)
         if x.numel() == x.shape[1]:  # one value per channel has no variance
             return layer.normalize(x, layer.mean, layer.variance)
-        if missing == 0:
+        if missing == 0 and torch.is_grad_enabled():
             return layer.normalize(x, None, None)
         return layer.normalize(x, *norm.mixed_statistics(x, (layer.mean, layer.variance), missing))
 
@@ -249,13 +254,12 @@ class Window(Adapter):
         if len(choice.index) == 0:
             return
         places = [list(known)[index] for index in choice.index.tolist()]
-        moments = _Moments(self, places, self._count)
+        moments = _Moments(self, [], self._count)  # the window's have theirs in them already
         with self._normalizing(moments.normalize):
             logits = self._forward(
                 torch.stack([image for place in places if (image := self._images[place]) is not None])
             )
         model.stats.forwards += len(logits)
-        moments.write()
         model._learn(logits, Choice(torch.arange(len(logits), device=logits.device), choice.weight, choice.reliable))
 
     def source_share(self, samples: int) -> float:
@@ -273,6 +277,7 @@ class Window(Adapter):
             **super().state_dict(),
             "model": self.model.state_dict(),
             "moments": self._moments.clone(),
+            "average": self._average.clone(),
             "images": list(self._images),
             "logits": list(self._logits),
             "count": self._count,
@@ -284,6 +289,7 @@ class Window(Adapter):
         self.model.load_state_dict(saved["model"])
         device = next(self.net.parameters(), self._moments).device
         self._moments.copy_(saved["moments"])
+        self._average.copy_(saved["average"])
         self._images = [None if image is None else image.to(device) for image in saved["images"]]
         self._logits = [None if row is None else row.to(device) for row in saved["logits"]]
         self._count, self._next, self._since_step = saved["count"], saved["next"], saved["since_step"]
@@ -301,94 +307,122 @@ class _Moments:
 
     Args:
         window: it holds the moments of the others.
-        places: where the forwarded samples belong, in their order.
+        places: where the forwarded samples belong, in their order; none if their moments are to stay as they are.
         count: samples in the window, these included.
     """
 
     def __init__(self, window: Window, places: list[int], count: int) -> None:
         self.window = window
-        self.places = torch.tensor(places)
+        self.places = torch.tensor(places, dtype=torch.long, device=window._moments.device)
         self.count = count
         self.share = window.source_share(count)
-        self.part = len(places) / count  # of the window that is forwarded
-        #: for each layer: mean and 1 / standard deviation of each sample's channels, (k, C) each
+        self.part = len(places) / count  # of the window that gets new moments
+        #: for each layer: mean and standard deviation of each sample's channels, (k, C) each
         self._new: list[tuple[Tensor, Tensor] | None] = [None] * len(window._layers)
-        weights = window._moments.new_full((window.length,), 1 / max(1, count - len(places)))
-        weights.index_fill_(0, self.places, 0)
-        torch.mm(weights[None], window._moments.flatten(1), out=window._room.view(1, -1))
+        weights = window._moments.new_full((1, window.length), 1 / max(1, count - len(places)))
+        weights.index_fill_(1, self.places, 0)
+        first = torch.mm(weights, window._moments.flatten(1)).view_as(window._moments[0])
+        window._room.copy_(window._average)[:, : first.shape[1]] = first
         mean, variance = window._room
         variance.addcmul_(mean, mean, value=-1).clamp_(min=0).mul_(1 - self.part)
         mean += window._origin
-        #: of the others, for each layer: mean, and variance times their part of the window
-        self._others = window._room_by_layer
 
     def normalize(self, layer: _Layer, x: Tensor) -> Tensor:
         """What the layer gives for x. A small layer takes no longer than ten operations, so there are few."""
-        if torch.is_grad_enabled():
-            with torch.no_grad():
-                own = self._own(layer, x)
-                statistics = self._statistics(layer, *own)
-            return _with_own_gradient(layer, x, own, statistics)
-        return layer.normalize(x, *self._statistics(layer, *self._own(layer, x)))
+        if not torch.is_grad_enabled():
+            return layer.normalize(x, *self._statistics(layer, x, *self._own(layer, x)))
+        with torch.no_grad():
+            means, deviations = self._own(layer, x)
+            mean, variance = self._statistics(layer, x, means, deviations)
+            own_mean, own_variance = norm.pooled(means, deviations)
+        if x.numel() == layer.channels:  # one value per channel has no variance
+            return layer.normalize(x, mean, variance)
+        return _OwnGradient.apply(x, layer.weight, layer.bias, own_mean, own_variance, mean, variance, layer.eps)  # type: ignore[no-any-return,no-untyped-call]
 
     def _own(self, layer: _Layer, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of x alone; those of each sample are noted."""
+        """Mean and standard deviation of each sample's channels, (k, C) each, which are noted too."""
         if self._new[layer.index] is not None:
             raise RuntimeError("The net uses one BatchNorm layer twice, which eata.Window can't cache; use exact=True.")
-        count, channels = x.shape[:2]
-        values = x.numel() // (count * channels)
-        if x.dtype != layer.mean.dtype:
-            x = x.to(layer.mean.dtype)
-        # GroupNorm with a channel a group gives both in one pass, at a tenth of the time of var_mean.
-        _, means, inverse = torch.native_group_norm(x.contiguous(), None, None, count, channels, values, channels, TINY)
-        self._new[layer.index] = (means, inverse)
-        if self.count * values == 1:  # one value per channel has no variance
-            return layer.mean, layer.variance
-        if count == 1:
-            return means[0], inverse[0].pow(-2)
-        return means.mean(0), inverse.pow(-2).mean(0) + means.var(0, correction=0)
+        own = self._new[layer.index] = norm.sample_moments(x if x.dtype == layer.mean.dtype else x.to(layer.mean.dtype))
+        return own
 
-    def _statistics(self, layer: _Layer, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the whole window, from those of the part of it that is forwarded."""
-        others_mean, others_variance = self._others[layer.index]
-        far = mean - others_mean
-        variance = torch.add(others_variance, variance, alpha=self.part)
-        variance.addcmul_(far, far, value=self.part * (1 - self.part))
-        mean = torch.add(others_mean, far, alpha=self.part)
+    def _statistics(self, layer: _Layer, x: Tensor, means: Tensor, deviations: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the whole window, from those of each sample of the part of it that is forwarded.
+
+        They come in place of those of the others, without a new tensor for each step.
+        """
+        if self.count * x.numel() == len(x) * layer.channels:  # one value per channel has no variance
+            return layer.mean, layer.variance
+        mean, variance = self.window._room_by_layer[layer.index]
+        part = self.part
+        if len(x) == 1:
+            far = means - mean
+            variance.addcmul_(deviations, deviations, value=part)
+        else:
+            own_mean, own_variance = norm.pooled(means, deviations)
+            far = own_mean - mean
+            variance.add_(own_variance, alpha=part)
+        variance.addcmul_(far, far, value=part * (1 - part))
+        mean.add_(far, alpha=part)
         if self.share:
-            return torch.lerp(mean, layer.mean, self.share), torch.lerp(variance, layer.variance, self.share)
-        return mean, variance
+            mean.lerp_(layer.mean, self.share)
+            variance.lerp_(layer.variance, self.share)
+        return self.window._statistics_by_layer[layer.index]
 
     def write(self) -> None:
-        """Keep the new moments in the window; those of layers that were not used (another head's) stay 0."""
+        """Keep the new moments in the window; layers that were not used (another head's) keep the source's."""
         window = self.window
         if not window._layers:
             return
-        zeros = window._moments.new_zeros(len(self.places), max(window._channels))
         new = [
-            (zeros[:, :channels], zeros[:, :channels]) if moments is None else moments
-            for moments, channels in zip(self._new, window._channels, strict=True)
+            (layer.mean.expand(len(self.places), -1), layer.variance.sqrt().expand(len(self.places), -1))
+            if moments is None
+            else moments
+            for moments, layer in zip(self._new, window._layers, strict=True)
         ]
-        means = torch.cat([means for means, _ in new], 1) - window._origin
-        squares = torch.cat([inverse for _, inverse in new], 1).pow_(-2).addcmul_(means, means)
-        window._moments[self.places] = torch.stack([means, squares], 1)
+        means = torch.cat([means for means, _ in new], 1).sub_(window._origin)
+        squares = torch.cat([deviations for _, deviations in new], 1).square_().addcmul_(means, means)
+        moments = torch.stack([means, squares], 1)
+        window._moments.index_copy_(0, self.places, moments[:, :, : window._layers[0].channels])
+        memory = self.count if self.count < window.length or self.part == 1 else MEMORY * window.length
+        window._average.lerp_(moments.mean(0), len(self.places) / memory)
 
 
-def _with_own_gradient(
-    layer: _Layer, x: Tensor, own: tuple[Tensor, Tensor], statistics: tuple[Tensor, Tensor]
-) -> Tensor:
-    """Normalize by the given mean and variance, with the gradient of BatchNorm over x's own.
+class _OwnGradient(torch.autograd.Function):
+    """Normalize by the window's mean and variance, with the gradient of BatchNorm over x's own.
 
     Statistics as constants would give a gradient far off the textbook's (cosine 0.4); BatchNorm's own backward over the
     chosen samples comes near it (0.9 to 0.98). Between two sets of statistics lies a scale and a shift a channel, so
     BatchNorm over x with these in its weight and bias has the one's values and the other's gradient.
     """
-    mean, variance = statistics
-    if x.numel() == x.shape[1]:  # one value per channel has no variance
-        return layer.normalize(x, mean, variance)
-    deviation = (variance + layer.eps).sqrt()
-    scale = (own[1] + layer.eps).sqrt() / deviation
-    shift = (own[0] - mean) / deviation
-    weight = scale if layer.weight is None else layer.weight * scale
-    bias = shift if layer.weight is None else layer.bias + layer.weight * shift
-    return F.batch_norm(x, None, None, weight, bias, True, 0.0, layer.eps)
+
+    @staticmethod
+    def forward(
+        context: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        own_mean: Tensor,
+        own_variance: Tensor,
+        mean: Tensor,
+        variance: Tensor,
+        eps: float,
+    ) -> Tensor:
+        """The values, by the window's statistics: BatchNorm's own forward would find x's again, in thrice the time."""
+        own_inverse, inverse = (own_variance + eps).rsqrt(), (variance + eps).rsqrt()
+        scale, shift = inverse / own_inverse, (own_mean - mean) * inverse
+        context.save_for_backward(x, weight, own_mean, own_inverse, scale, shift)
+        context.eps = eps
+        return torch.batch_norm(x, weight, bias, mean, variance, False, 0.0, eps, False)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """BatchNorm's backward, of the weight times ``scale`` and the bias plus the weight times ``shift``."""
+        x, weight, own_mean, own_inverse, scale, shift = context.saved_tensors
+        needs_x, needs_weight, needs_bias, *_ = context.needs_input_grad
+        to_x, to_scaled, to_bias = torch.ops.aten.native_batch_norm_backward(
+            gradient, x, scale if weight is None else weight * scale, None, None, own_mean, own_inverse, True,
+            context.eps, [needs_x, needs_weight, needs_weight or needs_bias],
+        )  # fmt: skip
+        to_weight = scale * to_scaled + shift * to_bias if needs_weight else None
+        return to_x, to_weight, to_bias if needs_bias else None, None, None, None, None, None

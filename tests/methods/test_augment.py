@@ -90,3 +90,9 @@ def test_a_row_with_nan_does_not_disturb_the_others(trained, stream):
     logits = eata.Augment(configured(trained("gn")), copies=3)(x)
     assert torch.isnan(logits[0]).all()
     assert torch.equal(logits[1:], expected)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 3), (7, 12), (85, 90)])
+def test_no_image_is_smaller_than_the_crop(trained, size):
+    model = eata.Augment(configured(trained("gn")), copies=3)
+    assert torch.isfinite(model(torch.rand(2, 1, *size))).all()
