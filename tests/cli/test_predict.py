@@ -69,23 +69,36 @@ def test_eata_needs_clean_images_or_says_what_to_do(place: Path, eata_says: Says
     assert len(rows("out.csv")) == 20
 
 
-@pytest.mark.parametrize("method", ["tent", "eata"])
-def test_a_killed_stream_resumes_without_a_double_or_missing_row(place: Path, eata_says: Says, method: str) -> None:
-    arguments = ("--images", "loose", "--method", method, "--lr", "0.01", "--batch", "2", "--save-every", "2")
+@pytest.mark.parametrize(
+    ("method", "how", "every"),
+    [("tent", signal.SIGKILL, "2"), ("eata", signal.SIGKILL, "100"), ("tent", signal.SIGINT, "100")],
+)
+def test_a_stopped_stream_resumes_without_a_double_or_missing_row(
+    place: Path, eata_says: Says, method: str, how: signal.Signals, every: str
+) -> None:
+    arguments = ("--images", "loose", "--method", method, "--lr", "0.01", "--batch", "2", "--save-every", every)
     fisher = ("--fisher", "clean") if method == "eata" else ()
     predict(eata_says, *arguments, *fisher, "--out", "whole.csv")
     process = subprocess.Popen(
         [sys.executable, "-c", MAIN, "predict", "own:net", *arguments, *fisher, "--out", "out.csv"],
         env={**os.environ, "PAUSE": "0.2", "OMP_NUM_THREADS": str(torch.get_num_threads())},
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell's background jobs ignore Ctrl-C, and their children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 240
     while not Path("out.csv").exists() or Path("out.csv").read_text().count("\n") < 8:
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert 0 < len(rows("out.csv")) < 20  # what came before the kill is there
+    process.send_signal(how)
+    _, said = process.communicate(timeout=240)
+    assert 0 < len(rows("out.csv")) < 20  # what came before the stop is there
+    if how == signal.SIGINT:  # the batch in work is finished, and the state is of the last row
+        assert process.returncode == 130
+        assert f"{len(rows('out.csv'))} of 20 images" in said
+        assert state.read("out.csv.state.safetensors")["predict"]["files"] == len(rows("out.csv"))
     predict(eata_says, *arguments, "--out", "out.csv", "--resume")  # the state has the Fisher information
     assert rows("out.csv") == rows("whole.csv")
     saved, whole = (state.read(f"{name}.csv.state.safetensors") for name in ("out", "whole"))
@@ -129,7 +142,8 @@ def test_a_state_goes_on_to_the_next_stream(place: Path, eata_says: Says) -> Non
 def test_a_broken_image_has_a_row_that_says_why(place: Path, eata_says: Says) -> None:
     Path("loose/005.png").write_bytes(b"not a picture")
     Path("loose/zzz.png").write_bytes(b"")
-    predict(eata_says, "--images", "loose", "--out", "out.csv", *TENT)
+    output = predict(eata_says, "--images", "loose", "--out", "out.csv", *TENT)
+    assert "2 could not be read" in output
     found = rows("out.csv")
     assert len(found) == 21
     assert found[5]["prediction"] == ""
@@ -143,7 +157,15 @@ def test_lists_and_single_images(place: Path, eata_says: Says) -> None:
     predict(eata_says, "--images", "some.txt", "--images", "loose/007.png", "--out", "out.csv", "--method", "source")
     assert [Path(row["path"]).name for row in rows("out.csv")] == ["003.png", "001.png", "007.png"]
     Path("some.txt").write_text("loose/003.png\nnowhere.png\n")
-    assert "nowhere.png is not there" in predict(eata_says, "--images", "some.txt", "--out", "x.csv", code=2)
+    assert "nowhere.png is not there." in predict(eata_says, "--images", "some.txt", "--out", "x.csv", code=2)
+    Path("some.txt").write_text("")
+    assert "some.txt is empty" in predict(eata_says, "--images", "some.txt", "--out", "x.csv", code=2)
+    Path("some.txt").write_bytes(b"\xff\xfe\x00")
+    assert "neither an image nor a text file" in predict(eata_says, "--images", "some.txt", "--out", "x.csv", code=2)
+    Path("broken.png").write_bytes(b"no picture")
+    output = predict(eata_says, "--images", "broken.png", "--out", "y.csv", "--method", "source", code=2)
+    assert "None of the images could be read; y.csv says why" in output
+    assert not Path("x.csv").exists()
 
 
 def test_parquet_has_the_same_rows(place: Path, eata_says: Says) -> None:
@@ -159,7 +181,8 @@ def test_parquet_has_the_same_rows(place: Path, eata_says: Says) -> None:
 def test_nothing_is_overwritten(place: Path, eata_says: Says) -> None:
     Path("out.csv").write_text("mine")
     output = predict(eata_says, "--images", "loose", "--out", "out.csv", *TENT, code=2)
-    assert "--resume" in output
+    assert "remove it, or choose another --out" in output
+    assert "remove out.csv to begin" in predict(eata_says, "--images", "loose", "--out", "out.csv", "--resume", code=2)
     assert Path("out.csv").read_text() == "mine"
     assert "neither a .csv nor a .parquet" in predict(eata_says, "--images", "loose", "--out", "out.txt", code=2)
     assert "nothing to resume" in predict(eata_says, "--images", "loose", "--out", "new.csv", "--resume", code=2)

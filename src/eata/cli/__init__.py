@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 
 import typer
@@ -25,12 +26,23 @@ app.command()(corrupt.corrupt)
 app.command()(train.train)
 
 
+def _sentence(problem: ValueError | OSError) -> str:
+    """What went wrong, in words instead of the system's numbers."""
+    if isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "The disk is full; what was finished is kept. Make room, and give the same command again."
+    if isinstance(problem, OSError) and problem.strerror and problem.filename:
+        return f"{problem.filename}: {problem.strerror}."
+    return str(problem)
+
+
 def main() -> None:
     """Run the command line; what the user can mend is said in one sentence, with exit code 2."""
     try:
         app()
     except (ValueError, OSError) as problem:
-        Console(stderr=True).print(f"eata: {problem}", style="bold red", markup=False, highlight=False, soft_wrap=True)
+        Console(stderr=True).print(
+            f"eata: {_sentence(problem)}", style="bold red", markup=False, highlight=False, soft_wrap=True
+        )
         sys.exit(2)
     except KeyboardInterrupt:
         Console(stderr=True).print("eata: stopped; what was finished is kept.", soft_wrap=True)

@@ -7,6 +7,7 @@ import hashlib
 import inspect
 import os
 import random
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -49,8 +50,8 @@ def predict(
     """Predict images with a model that adapts to them.
 
     Rows are written as they come. The adaptation state is kept beside them in OUT.state.safetensors: --resume goes on
-    from it after a stop, and --state takes it to the next stream. Images in class folders are shuffled (seed 2020), and
-    the accuracy is told; others come in the order of their names.
+    from it after Ctrl-C or a crash, and --state takes it to the next stream. Images in class folders are shuffled (seed
+    2020), and the accuracy is told; others come in the order of their names.
 
     Example: eata predict timm/resnet50 --images photos --fisher clean-photos --out predictions.csv
     """
@@ -93,7 +94,8 @@ class Job:
     def saved(self) -> dict[str, Any]:
         """The state to resume from; raises if there is none, or if it is of other images."""
         if not self.state.exists() or not self.table.exists():
-            raise ValueError(f"There is nothing to resume: {self.state} is not there. Leave --resume out to begin.")
+            begin = f"remove {self.table}" if self.table.exists() else "leave --resume out"
+            raise ValueError(f"There is nothing to resume, for {self.state} is not there: {begin} to begin.")
         found = _read_state(self.state)
         position = found.get("predict")
         if position is None or position["images"] != self._digest(position["files"]):
@@ -103,13 +105,14 @@ class Job:
     def refuse_to_overwrite(self, resume: bool) -> None:
         """Raise if there are predictions already and nothing was said about them."""
         if not resume and (self.out.exists() or self.table.exists()):
-            raise ValueError(f"{self.out} is there already: go on with --resume, or choose another --out.")
+            remedy = "go on with --resume" if self.state.exists() else "remove it"
+            raise ValueError(f"{self.out} is there already: {remedy}, or choose another --out.")
 
     def run(self, adapter: Adapter, position: dict[str, Any] | None, save_every: int) -> None:
         """Predict what is left, from this position."""
         from rich.console import Console
 
-        at = position or {"files": 0, "bytes": 0, "known": 0, "correct": 0, "images": ""}
+        at = position or {"files": 0, "unread": 0, "bytes": 0, "known": 0, "correct": 0, "images": ""}
         console = Console(stderr=True)
         self.table.parent.mkdir(parents=True, exist_ok=True)
         with self.table.open("r+" if position else "w", newline="", encoding="utf-8") as file:
@@ -118,14 +121,21 @@ class Job:
             writer = csv.writer(file, lineterminator="\n")
             if not position:
                 writer.writerow(HEADER)
-            with _progress(console, at["files"], len(self.order)) as advance:
+            self._save(adapter, file, at)  # now there is something to resume from, whenever the stop comes
+            with _progress(console, at["files"], len(self.order)) as advance, _interrupts() as interrupted:
                 for number, rows in enumerate(self._rows(adapter, at), 1):
                     writer.writerows(rows)
                     file.flush()
                     advance(at["files"])
+                    if interrupted():
+                        break
                     if number % save_every == 0:
                         self._save(adapter, file, at)
             self._save(adapter, file, at)
+        if at["files"] < len(self.order):
+            text = f"{at['files']:,} of {len(self.order):,} images are in {self.table}; go on with --resume."
+            console.print(text, highlight=False, soft_wrap=True)
+            raise KeyboardInterrupt
         if self.out != self.table:
             self._to_parquet()
         self._tell(adapter, at, console)
@@ -149,6 +159,7 @@ class Job:
             at["files"] += 1
             rest -= bool(rest)
             if path in problems:
+                at["unread"] += 1
                 rows.append([path, "", "", "", label, problems[path]])
                 continue
             best, confidence = predictions.pop(0)
@@ -202,7 +213,11 @@ class Job:
             text += f" Accuracy {100 * at['correct'] / at['known']:.1f} % of {at['known']:,} with a known label."
         elif self.folders:
             text += " No accuracy: the folders' names are not the model's classes."
+        if at["unread"]:
+            text += f" {at['unread']:,} could not be read: their rows say why."
         console.print(f"{text}\nPredictions: {self.out}\nState: {self.state}", highlight=False, soft_wrap=True)
+        if at["unread"] == at["files"]:
+            raise ValueError(f"None of the images could be read; {self.out} says why.")
 
 
 def _ordered(places: list[Path]) -> list[tuple[Path, str]]:
@@ -217,14 +232,26 @@ def _ordered(places: list[Path]) -> list[tuple[Path, str]]:
         elif place.is_file() and place.suffix.lower() in images.SUFFIXES:
             found.append((place, ""))
         elif place.is_file():
-            found += [(place.parent / line, "") for line in place.read_text("utf-8").split("\n") if line.strip()]
+            found += [(path, "") for path in _listed(place)]
         else:
             raise ValueError(f"There is no folder or file {place}.")
-    missing = [path for path, _ in found if not path.is_file()]
-    if missing:
-        raise ValueError(f"{missing[0]} is not there, nor are {len(missing) - 1} other images of the list.")
     if any(label for _, label in found):
         random.Random(ORDER_SEED).shuffle(found)
+    return found
+
+
+def _listed(file: Path) -> list[Path]:
+    """The images that a text file names, one a line; a relative path is seen from the file's folder."""
+    try:
+        found = [file.parent / line for line in file.read_text("utf-8").split("\n") if line.strip()]
+    except UnicodeDecodeError:
+        raise ValueError(f"{file} is neither an image nor a text file with the path of an image a line.") from None
+    if not found:
+        raise ValueError(f"{file} is empty; it should have the path of an image a line.")
+    missing = [path for path in found if not path.is_file()]
+    if missing:
+        more = f", nor are {len(missing) - 1} others" if len(missing) > 1 else ""
+        raise ValueError(f"{file} is read as a list of images, but {missing[0]} is not there{more}.")
     return found
 
 
@@ -278,6 +305,23 @@ def _pyarrow() -> tuple[Any, Any]:
     except ImportError:
         raise ValueError("A .parquet file needs pyarrow: install eata[parquet], or write a .csv file.") from None
     return arrow_csv, parquet
+
+
+@contextmanager
+def _interrupts() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C was pressed, so that the batch in work is finished and kept; pressed again, it stops at once."""
+    pressed = False
+
+    def note(*_: object) -> None:
+        nonlocal pressed
+        pressed = before != signal.SIG_IGN  # a background job of a shell is not meant
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
