@@ -184,9 +184,7 @@ def _compared(
 
 
 def layers(chosen: argparse.Namespace) -> None:
-    print(
-        f"L = {chosen.length}: cached against exact statistics of each BatchNorm layer, mean over {chosen.limit} images"
-    )
+    print(f"L = {chosen.length}: cached against exact statistics of each BatchNorm layer, {chosen.limit} images")
     print("layer  |mean difference| / deviation   log variance ratio: mean, deviation over channels")
     found = torch.cat([differences(chosen.weights, name, chosen.length, chosen.limit) for name in chosen.corruptions])
     for number, (far, bias, spread) in enumerate(found.mean(0).tolist()):
