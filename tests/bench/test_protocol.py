@@ -38,6 +38,9 @@ def test_forgetting_measures_the_clean_set_after_each_corruption() -> None:
     cells = plan(Request("forgetting", **DIGITS), 900)
     (tent,) = [cell for cell in cells if cell.row == "tent-lifelong"]
     assert [stage.role for stage in tent.stages] == ["shift", "clean"] * 15
+    demo = plan(Request("demo", **DIGITS), 900)
+    assert [len(cell.stages) for cell in demo if cell.row == "eata"] == [1] * 14 + [2]
+    assert [len(cell.stages) for cell in demo if cell.row == "eata-lifelong"] == [30]
     reset = [cell for cell in cells if cell.row == "tent"]
     assert [cell.stages for cell in reset] == [(Stage(name, 5), Stage(None, 5, "clean")) for name in CORRUPTIONS]
 

@@ -24,7 +24,7 @@ FLAGS = (
 
 @pytest.fixture
 def run(place: Path) -> Run:
-    request = Request("demo", "digits", models=("tiny:net",), limit=16)
+    request = Request("imagenet-c", "digits", models=("tiny:net",), limit=16)
     done, table = execute(request, place / "runs", Console(quiet=True))
     assert table.failures == []
     return done
@@ -51,12 +51,12 @@ def test_an_unfinished_or_failed_run_says_so(run: Run, place: Path) -> None:
     (run.folder / "cells" / f"{first.id}.json").unlink()
     run.write(second, {"cell": second.id, "error": "ValueError: <broken> & gone"})
     html = write(run, place / "out")[0].read_text()
-    assert "This run is not finished: 75 of 77 streams" in html
+    assert "This run is not finished: 76 of 78 streams" in html
     assert "1 streams failed" in html
     assert "&lt;broken&gt; &amp; gone" in html
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no chromium here to open the page in")
+@pytest.mark.skipif(BROWSER is None, reason="no chromium here to open the page in: apt-get install chromium")
 def test_a_browser_shows_every_table_and_plot_without_an_error(run: Run, place: Path) -> None:
     page = write(run, place / "out")[0]
     shown = subprocess.run(

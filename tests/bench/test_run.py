@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -12,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from rich.console import Console
 
 from eata.bench.experiments import find
 from eata.bench.protocol import Request
-from eata.bench.run import execute
+from eata.bench.run import execute, load
 from eata.bench.store import Run
 from eata.bench.work import Worker
 
@@ -109,6 +111,26 @@ def test_a_failing_cell_is_recorded_and_the_rest_goes_on(place: Path, eata_says:
     assert code == 1
 
 
+@pytest.mark.parametrize("where", ["adapter", "write"])
+def test_a_full_disk_ends_the_run_and_what_is_done_stays(
+    place: Path, eata_says: Start, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    arguments = ("bench", "components", "--model", "tiny:net", "--limit", "32", "--severity", "5")
+    owner = Worker if where == "adapter" else Run
+    whole = getattr(owner, where)
+
+    def full(self: Any, cell: Any, *more: Any) -> Any:
+        if cell.row == "s=ent":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return whole(self, cell, *more)
+
+    monkeypatch.setattr(owner, where, full)
+    code, output = eata_says(*arguments)
+    assert code == 2
+    assert "The disk is full; what was finished is kept." in output
+    assert len(results(place)) == 1
+
+
 def test_a_changed_setting_is_a_new_run(place: Path, eata_says: Start) -> None:
     for batch in ("32", "16", "32"):
         arguments = ("--model", "tiny:net", "--limit", "32", "--batch", batch, "--methods", "s=1", "--severity", "5")
@@ -137,6 +159,11 @@ def test_a_run_of_another_version_is_refused(place: Path, undisturbed: Path) -> 
     path.write_text(path.read_text().replace('"format": 1', '"format": 99'))
     with pytest.raises(ValueError, match=r"format 99.*are not mixed"):
         Run(folder)
+    cell = next((folder / "cells").iterdir())
+    path.write_text((original / "run.json").read_text())
+    cell.write_text("{")
+    with pytest.raises(ValueError, match=r"is damaged .* remove it"):
+        load(Run(folder))
     path.write_text("{")
     with pytest.raises(ValueError, match="damaged"):
         Run(folder)
@@ -146,12 +173,17 @@ def test_a_run_of_another_version_is_refused(place: Path, undisturbed: Path) -> 
         Run(place)
 
 
-def test_bad_words_get_one_sentence(eata_says: Start) -> None:
+def test_bad_words_get_one_sentence(place: Path, eata_says: Start) -> None:
+    (place / "loose").mkdir()
+    Image.new("RGB", (32, 32)).save(place / "loose" / "one.png")
     for arguments, sentence in (
         (("bench", "forgeting"), "There is no experiment 'forgeting'; did you mean 'forgetting'?"),
         (("bench", "imagenet-c"), "imagenet-c needs its data: --data imagenet-c:PATH"),
         (("bench", "imagenet-c", "--data", "imagenet-c:nowhere"), "nowhere (of imagenet-c:nowhere) is not a folder"),
         (("bench", "e0", "--severity", "high"), "'high' is not a list of numbers"),
+        (("bench", "e0", "--severity", "6", "--model", "tiny:net"), "There is no severity 6"),
+        (("bench", "test-size", "--limit", "8", "--model", "tiny:net"), "test-size needs more images of digits than 8"),
+        (("bench", "e0", "--data", "folder:loose", "--model", "tiny:net"), "folder:loose has no labels"),
         (("bench", "e0", "--engine", "spark"), "There is no engine 'spark'"),
         (("report", "nowhere"), "nowhere is not a run"),
     ):
@@ -169,7 +201,8 @@ def test_bad_words_get_one_sentence(eata_says: Start) -> None:
     ],
 )
 def test_every_kind_of_experiment_runs(place: Path, name: str) -> None:
-    request = Request(name, "digits", models=("tiny:net",), limit=8, seeds=(2020,))
+    limit = None if name == "test-size" else 8
+    request = Request(name, "digits", models=("tiny:net",), limit=limit, seeds=(2020,))
     _, table = execute(request, place / "runs", Console(quiet=True))
     assert table.failures == []
     assert {line.row for line in table.lines} == {variant.row for variant in find(name).variants if not variant.slow}

@@ -34,8 +34,7 @@ def test_means_counts_and_clean_error(table: MakeTable) -> None:
     assert (tent.clean, eata.clean) == (10, 10)
     assert (tent.forwards, tent.backwards, tent.seconds) == (100, 40, 0.5)
     assert eata.backwards == 40
-    assert len(tent.clean_by) == 15
-    assert list(eata.clean_by) == ["jpeg_compression"]
+    assert list(tent.clean_by) == list(eata.clean_by) == ["jpeg_compression"]
 
 
 def test_difference_only_where_data_and_severities_are_the_same(table: MakeTable) -> None:

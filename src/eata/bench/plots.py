@@ -77,6 +77,19 @@ def _style(table: Table, line: Line) -> dict[str, Any]:
     return {"color": COLOURS[place], "marker": MARKERS[place], "linestyle": DASHES[place]}
 
 
+def _face(line: Line) -> dict[str, Any]:
+    """How the marker is filled tells a method's variants apart: hollow if lifelong, half if anything else."""
+    if line.row.endswith("-lifelong"):
+        return {"markerfacecolor": "white"}
+    return {"fillstyle": "left", "markerfacecoloralt": "white"} if "-" in line.row else {}
+
+
+def _learners(table: Table) -> list[Line]:
+    """Lines that learn from samples, without the slow methods: their passes over copies would dwarf all others."""
+    slow = {variant.row for variant in table.experiment.variants if variant.slow}
+    return [line for line in table.lines if line.backwards and line.row not in slow]
+
+
 def _panels(number: int, width: float = 4.2, height: float = 2.9, share: bool = True) -> tuple[Figure, list[Any]]:
     figure = Figure(figsize=(width * number, height), layout="constrained")
     axes = figure.subplots(1, number, sharey=share, squeeze=False)[0]
@@ -107,9 +120,7 @@ def _errors(table: Table) -> Iterator[Plot]:
     figure, (axis,) = _panels(1, 8.4, 3.2)
     shift = 0.6 / max(1, len(lines))
     for number, line in enumerate(lines):
-        look = _style(table, line) | {"linestyle": "none"}
-        if line.row.endswith("-lifelong"):
-            look["markerfacecolor"] = "white"
+        look = _style(table, line) | _face(line) | {"linestyle": "none"}
         places = [i + (number - (len(lines) - 1) / 2) * shift for i, c in enumerate(table.columns) if c in line.values]
         axis.plot(places, [line.values[c] for c in table.columns if c in line.values], label=line.name, **look)
     _columns_axis(axis, table)
@@ -123,31 +134,30 @@ def _errors(table: Table) -> Iterator[Plot]:
 
 def _backwards(table: Table) -> Iterator[Plot]:
     severities = [severity for severity in table.severities if severity is not None]
-    chosen = [line for line in table.lines if line.backwards and not line.row.endswith("-lifelong")]
+    chosen = [line for line in _learners(table) if not line.row.endswith("-lifelong")]
     if not chosen:
         return
-    figure, axes = _panels(len(severities), 8.4 if len(severities) == 1 else 3.0)
+    height = 3.2 if len(severities) == 1 else 0.8 + 1.4 * len(severities)
+    figure = Figure(figsize=(8.4, height), layout="constrained")
+    axes = figure.subplots(len(severities), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     for axis, severity in zip(axes, severities, strict=True):
         lines = [line for line in chosen if line.severity == severity]
         width = 0.8 / max(1, len(lines))
         for number, line in enumerate(lines):
-            look = _style(table, line)
             places = [i + (number - (len(lines) - 1) / 2) * width for i in range(len(table.columns))]
             heights = [line.backwards_by.get(column, 0) for column in table.columns]
-            hatch = HATCHES[number % len(HATCHES)]
-            axis.bar(
-                places, heights, width, label=line.name, color=look["color"], alpha=0.85, hatch=hatch, edgecolor="white"
-            )
+            look = {"color": _style(table, line)["color"], "hatch": HATCHES[number % len(HATCHES)]}
+            axis.bar(places, heights, width, label=line.name, alpha=0.85, edgecolor="white", **look)
         _columns_axis(axis, table)
-        axis.set_title(f"severity {severity}", fontsize=9)
-    axes[0].set_ylabel("samples with a backward pass")
-    axes[0].legend(ncols=4, loc="lower left", bbox_to_anchor=(0, 1.08))
+        axis.set_title(f"severity {severity}", fontsize=9, loc="right")
+    figure.supylabel("backward passes", fontsize=9)
+    axes[0].legend(ncols=5, loc="lower left", bbox_to_anchor=(0, 0.98))
     yield Plot("backwards", "Backward passes: how many samples of a stream each method learns from.", figure)
 
 
 def _forgetting(table: Table) -> Iterator[Plot]:
     severity = next((severity for severity in reversed(table.severities) if severity is not None), None)
-    lines = [line for line in table.lines if line.severity == severity and line.clean_by and line.backwards]
+    lines = [line for line in _learners(table) if line.severity == severity and line.clean_by]
     kinds = [
         ("reset before each corruption", [line for line in lines if not line.row.endswith("-lifelong")]),
         ("lifelong: never reset", [line for line in lines if line.row.endswith("-lifelong")]),
@@ -155,7 +165,7 @@ def _forgetting(table: Table) -> Iterator[Plot]:
     kinds = [(title, group) for title, group in kinds if any(len(line.clean_by) > 1 for line in group)]
     if not kinds:
         return
-    figure, axes = _panels(len(kinds), 4.4, 3.2)
+    figure, axes = _panels(len(kinds), 4.4 if len(kinds) > 1 else 6.4, 3.2)
     for axis, (title, group) in zip(axes, kinds, strict=True):
         for line in group:
             look = _style(table, line)
@@ -176,7 +186,7 @@ def _sweep(table: Table) -> Iterator[Plot]:
     lines = _summary(table)
     panels = [(_measure(table), "values")]
     panels += [(f"clean {_measure(table)}", "clean_by")] if any(line.clean_by for line in lines) else []
-    panels += [("samples with a backward pass", "backwards_by")]
+    panels += [("backward passes", "backwards_by")]
     figure, axes = _panels(len(panels), 3.4, 2.9, share=False)
     for axis, (label, what) in zip(axes, panels, strict=True):
         for line in lines:

@@ -145,7 +145,7 @@ def grids(table: Table, width: int) -> list[Grid]:
             texts = (_text(line.values.get(column), best) for line in lines)
             grid.add_row(column_name(column) if width < 100 else column.replace("_", " "), *texts)
         grid.add_section()
-        if len(table.columns) > 1:
+        if table.summary == "mean":
             grid.add_row("Mean", *(f"[bold]{line.mean:.1f}[/]" for line in lines))
         if any(line.clean is not None for line in lines):
             grid.add_row("Clean after", *("" if line.clean is None else f"{line.clean:.1f}" for line in lines))

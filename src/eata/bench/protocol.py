@@ -154,17 +154,20 @@ def plan(request: Request, available: int) -> list[Cell]:
 
     Args:
         request: what to run.
-        available: images in a stream of this data; sizes beyond it are left out.
+        available: images in a stream of this data; sizes beyond it, or beyond the request's limit, are left out.
     """
     experiment = find(request.experiment)
     if len(request.models) > 1 and not experiment.by_model:
         raise ValueError(f"{experiment.name} takes one model, not {len(request.models)}; several are for 'backbones'.")
+    for severity in request.severities:
+        if severity not in range(1, 6):
+            raise ValueError(f"There is no severity {severity}; there are 1 (slight) to 5 (severe).")
     cells = [
         cell
         for severity in request.severities or experiment.severities
         for seed in request.seeds or experiment.seeds
         for variant in _chosen(experiment, request)
-        if _fits(variant, available)
+        if _fits(variant, available, request.limit)
         for cell in _cells(experiment, request, variant, severity, seed)
     ]
     order = [stage.corruption for cell in cells for stage in cell.stages]
@@ -191,8 +194,10 @@ def _chosen(experiment: Experiment, request: Request) -> list[Variant]:
     return [variant for variant in variants if not variant.slow]
 
 
-def _fits(variant: Variant, available: int) -> bool:
-    return all(int(variant.settings.get(name, 0)) <= available for name in ("limit", "fisher_samples"))
+def _fits(variant: Variant, available: int, limit: int | None) -> bool:
+    """Whether there are images enough for the sizes that the variant is named after."""
+    size, samples = (int(variant.settings.get(name, 0)) for name in ("limit", "fisher_samples"))
+    return size <= min(available, limit or available) and samples <= available
 
 
 def _cells(experiment: Experiment, request: Request, variant: Variant, severity: int, seed: int) -> list[Cell]:
@@ -224,8 +229,9 @@ def _cells(experiment: Experiment, request: Request, variant: Variant, severity:
     shifts = [Stage(None if name == NATURAL else name, severity) for name in experiment.corruptions]
     if "keep" in settings:
         return [replace(cell, stages=(replace(s, role="prepare"), replace(s, frozen=True))) for s in shifts]
-    if variant.lifelong and experiment.clean == "each":
+    if variant.lifelong and experiment.clean in ("each", "lifelong"):
         return [replace(cell, stages=tuple(stage for shift in shifts for stage in (shift, *clean)))]
     if variant.lifelong:
         return [replace(cell, stages=(*shifts, *clean))]
-    return [replace(cell, stages=(shift, *(clean if experiment.clean != "never" else ()))) for shift in shifts]
+    then = {"never": [], "last": shifts[-1:], "lifelong": shifts[-1:]}.get(experiment.clean, shifts)
+    return [replace(cell, stages=(shift, *(clean if shift in then else ()))) for shift in shifts]

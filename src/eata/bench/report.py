@@ -75,15 +75,18 @@ def page(run: Run, table: Table, drawn: list[plots.Plot]) -> str:
 def _grid(table: Table, severity: int | None) -> dict[str, Any]:
     """One severity's table as the paper prints it: the best of a column bold, the second underlined."""
     lines = [line for line in table.lines if line.severity == severity]
-    columns = [*table.columns, *(["mean"] if len(table.columns) > 1 else [])]
+    columns = [*table.columns, *(["mean"] if table.summary == "mean" else [])]
     ranks = {column: table.ranked(severity, column) for column in columns}
+    overall = {line.row: table.overall(line) for line in lines}
     return {
         "columns": columns,
         "published": any(table.published(line, column) is not None for line in lines for column in (*columns, "mean")),
+        "overall": any(paper is not None for paper, _ in overall.values()),
+        "difference": any(difference is not None for _, difference in overall.values()),
         "clean": any(line.clean is not None for line in lines),
         "memory": any(line.memory for line in lines),
         "rows": [
-            (line, [_entry(table, line, column, ranks[column]) for column in columns], _overall(table, line))
+            (line, [_entry(table, line, column, ranks[column]) for column in columns], *overall[line.row])
             for line in lines
         ],
     }
@@ -95,18 +98,9 @@ def _entry(table: Table, line: Line, column: str, ranks: list[float]) -> dict[st
     return {
         "value": value,
         "deviation": line.deviations.get(column),
-        "published": table.published(line, column),
+        "published": None if column == table.summary else table.published(line, column),
         "rank": {0: "best", 1: "second"}.get(place if place is not None else -1, ""),
     }
-
-
-def _overall(table: Table, line: Line) -> dict[str, float | None]:
-    """The row's published mean (or only value), the difference, and the published counts."""
-    key = (
-        table.columns[0] if len(table.columns) == 1 and table.published(line, table.columns[0]) is not None else "mean"
-    )
-    paper = {name: table.published(line, name) for name in ("forwards", "backwards")}
-    return {"published": table.published(line, key), "difference": table.difference(line, key), **paper}
 
 
 def _samples(request: Request, table: Table) -> list[tuple[str, str]]:

@@ -41,7 +41,9 @@ def execute(
     images = min(worker.available(model) for model in request.models or (request.net("bn"),))
     cells = plan(request, images)
     if not cells:
-        raise ValueError(f"{experiment.name} needs more than the {images} images of {request.data}.")
+        raise ValueError(
+            f"{experiment.name} needs more images of {request.data} than {min(images, request.limit or images)}."
+        )
     if request.clean_data is None and any(needs_fisher(cell) for cell in cells):
         raise ValueError(
             f"EATA needs clean images beside {request.data}: name them (--clean imagenet:PATH), or "

@@ -69,10 +69,13 @@ class Run:
 
     def result(self, cell: Cell) -> Result | None:
         """What the cell gave, or None if it is not done; a failed cell's result has an ``error``."""
+        path = self.folder / "cells" / f"{cell.id}.json"
         try:
-            found: Result = json.loads((self.folder / "cells" / f"{cell.id}.json").read_text("utf-8"))
+            found: Result = json.loads(path.read_text("utf-8"))
         except FileNotFoundError:
             return None
+        except ValueError as problem:
+            raise ValueError(f"{path} is damaged ({problem}); remove it and run the same command again.") from None
         return found
 
     def done(self, cell: Cell) -> bool:

@@ -119,15 +119,35 @@ class Table:
         """Whether the published numbers are of the same data."""
         return self.source is not None and self.source.data == self.family
 
+    @property
+    def summary(self) -> str | None:
+        """The column that speaks for a row: the mean of the corruptions, or the only one; None if settings vary."""
+        if len(self.columns) == 1:
+            return self.columns[0]
+        swept = self.experiment.by_model or any(variant.column for variant in self.experiment.variants)
+        return None if swept else "mean"
+
     def published(self, line: Line, column: str) -> float | None:
-        """The paper's number at this place, if it has one."""
+        """The paper's number at this place, if it has one; a mean over severities stands in the line of means only."""
+        if line.severity is not None and None in self.severities and self.source and not self._exact(line):
+            return None
         return published.value(self.experiment.labels, line.row, line.severity, column)
+
+    def _exact(self, line: Line) -> bool:
+        known = (published.tables()[label] for label in self.experiment.labels if label in published.tables())
+        return any((line.row, line.severity) in table.rows for table in known)
+
+    def overall(self, line: Line) -> tuple[float | None, float | None]:
+        """The paper's number for the whole row, and how far ours is from it."""
+        keys = [self.summary, "mean"] if self.summary else []
+        key = next((key for key in keys if self.published(line, key) is not None), None)
+        return (None, None) if key is None else (self.published(line, key), self.difference(line, key))
 
     def difference(self, line: Line, column: str) -> float | None:
         """Measured less published; None where the two are not of the same data and severities."""
         paper = self.published(line, column)
         ours = line.mean if column == "mean" else line.values.get(column)
-        exact = self.source is not None and ((line.row, line.severity) in self.source.rows or line.severity is None)
+        exact = self._exact(line) or line.severity is None
         if self.experiment.name == "cifar10-c" and self.severities[0] is not None and len(self.severities) < 6:
             exact = False  # the paper's is a mean over five severities
         return None if paper is None or ours is None or not (exact and self.comparable) else ours - paper
@@ -226,8 +246,8 @@ def _score(stage: Result, measure: str) -> float | None:
 
 def _heads(table: Table) -> list[str]:
     heads = ["Method", *([] if len(table.severities) < 2 else ["Severity"]), *map(column_name, table.columns)]
-    heads += ["Mean"] if len(table.columns) > 1 else []
-    heads += ["Published", "Difference"] if table.source else []
+    heads += ["Mean"] if table.summary == "mean" else []
+    heads += ["Published", "Difference"] if table.source and table.summary else []
     heads += ["Clean"] if any(line.clean is not None for line in table.lines) else []
     heads += ["#Forwards", "#Backwards", "Time (s)"]
     return heads + (["Memory (MB)"] if any(line.memory for line in table.lines) else [])
@@ -240,14 +260,10 @@ def _rows(table: Table) -> Iterator[list[str]]:
         if "Severity" in heads:
             cells.append("all" if line.severity is None else str(line.severity))
         cells += [_number(line.values.get(column), line.deviations.get(column)) for column in table.columns]
-        key = "mean" if len(table.columns) > 1 else table.columns[0]
-        paper = table.published(line, key)
-        if paper is None and len(table.columns) == 1:
-            key, paper = "mean", table.published(line, "mean")
         if "Mean" in heads:
             cells.append(_number(line.mean))
         if "Published" in heads:
-            difference = table.difference(line, key)
+            paper, difference = table.overall(line)
             cells += [_number(paper), "" if difference is None else f"{difference:+.1f}"]
         if "Clean" in heads:
             cells.append(_number(line.clean))
@@ -291,7 +307,8 @@ def to_csv(table: Table) -> str:
     writer.writerow(["row", "severity", "column", "measure", "measured", "deviation", "published", *COSTS])
     for line in table.lines:
         severity = "all" if line.severity is None else line.severity
-        values = line.values | ({"clean": line.clean} if line.clean is not None else {}) | {"mean": line.mean}
+        values = line.values | ({"clean": line.clean} if line.clean is not None else {})
+        values |= {"mean": line.mean} if table.summary else {}
         for column, value in values.items():
             record = [line.row, severity, column, table.experiment.measure, value, line.deviations.get(column)]
             writer.writerow([*record, table.published(line, column), *(getattr(line, cost) for cost in COSTS)])

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import errno
 import inspect
 import json
+import os
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from functools import cached_property, lru_cache
 from itertools import accumulate, islice
@@ -96,6 +99,11 @@ class Worker:
         corruption = CORRUPTIONS[0] if kind == "imagenet-c" else None
         severity = (self.request.severities or (5,))[0]
         stream = self.stream(corruption, severity, None, False, self._size(name))
+        if not stream.class_names:
+            raise ValueError(
+                f"{self.request.data} has no labels to measure with: sort its images into a folder a class, or see "
+                "'eata predict', which needs none."
+            )
         stream.require(self._config(name)["num_classes"])
         return stream
 
@@ -152,10 +160,13 @@ class Worker:
             cell: what to run.
             advance: told the number of images after each batch.
         """
-        with _threads(self.request.threads):
+        with _threads(self.request.threads), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="A batch of 1 ")  # the experiment batch-1 is about that
             try:
                 return {"cell": cell.id, "stages": self._stages(cell, advance)}
             except Exception as problem:  # one bad cell must not end a night's run
+                if isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise  # all the others would fail with it
                 reason = f"{type(problem).__name__}: {problem}"
                 return {"cell": cell.id, "error": reason, "trace": traceback.format_exc()}
 
@@ -331,6 +342,7 @@ def peak_memory(found: list[int], wanted: bool) -> Iterator[None]:
         yield
         found.append(torch.cuda.max_memory_allocated() - before)
     else:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else each start and stop is a line on the user's screen
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
             yield
         events: Any = record.profiler.kineto_results.events()

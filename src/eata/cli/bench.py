@@ -56,7 +56,7 @@ def bench(
     seeds: Annotated[str, typer.Option(help="Orders of the stream, such as 2020-2029; default: the paper's.")] = "",
     batch: Annotated[int | None, typer.Option(min=1, help="Images a batch; default 64 (BN adaptation: 256).")] = None,
     threads: Annotated[
-        int, typer.Option(min=1, help="Threads a cell; the same number gives the same bits on either engine.")
+        int, typer.Option(min=1, help="Threads a stream; the same number gives the same bits on either engine.")
     ] = min(4, os.cpu_count() or 1),
     engine: Annotated[str, typer.Option(help="local, or ray to share the cells among many machines.")] = "local",
     address: Annotated[str, typer.Option(help="Of a Ray cluster; default: a new one on this machine.")] = "",
@@ -65,6 +65,11 @@ def bench(
     """Run an experiment of the paper and set its numbers beside the published ones.
 
     The same command goes on where it stopped. Ctrl-C loses the stream in work at most. 'eata report RUN' makes a page.
+
+    Streams run one after another; the same command in a second terminal shares them. For that, and on a machine that is
+    busy with other things, take --threads 1: threads that wait for one another lose most when they have to share cores.
+
+    Example: eata bench components --data digits
     """
     from rich.console import Console
 

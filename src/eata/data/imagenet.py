@@ -54,7 +54,10 @@ def corrupted_folder(path: Path, corruption: str, severity: int) -> Path:
     for folder in (path, *sorted(path.glob("*/"))):
         if (folder / corruption / str(severity)).is_dir():
             return folder / corruption / str(severity)
-    raise FileNotFoundError(f"{path} has no folder {corruption}/{severity}/<wnid>, the layout of ImageNet-C.")
+    found = ", ".join(sorted(inner.name for inner in path.glob("*"))[:3]) or "nothing"
+    raise FileNotFoundError(
+        f"{path} has no folder {corruption}/{severity}/<wnid>, the layout of ImageNet-C; found there: {found}."
+    )
 
 
 def labelled(folder: Path, index: Mapping[str, int]) -> tuple[list[Path], list[int]]:
