@@ -8,6 +8,7 @@ import sys
 import typer
 from rich.console import Console
 
+from eata import allocator
 from eata.cli import bench, corrupt, data, demo, predict, report, train
 
 app = typer.Typer(
@@ -37,6 +38,7 @@ def _sentence(problem: ValueError | OSError) -> str:
 
 def main() -> None:
     """Run the command line; what the user can mend is said in one sentence, with exit code 2."""
+    allocator.keep_freed_memory()
     try:
         app()
     except (ValueError, OSError) as problem:
