@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import eata
+from eata.adapter import Choice
 
 
 def naive_forward(net, window, length, prior=0.0):
@@ -243,6 +244,35 @@ def test_any_method_resets_saves_and_resumes_bit_for_bit(trained, stream, tmp_pa
     assert model.stats == eata.Stats()
     for image, logits in zip(images[:6], first, strict=True):
         assert torch.equal(model(image[None]), logits)
+
+
+def test_a_step_on_one_sample_without_positions():
+    """One value a channel: the window's statistics stay those of the forward until the backward is done."""
+
+    class First(eata.Tent):
+        def select(self, logits):
+            choice = super().select(logits)
+            return Choice(choice.index[:1], choice.weight[:1], choice.reliable)
+
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    model = eata.Window(First(net, lr=0.1), length=4)
+    for x in torch.randn(8, 1, 4):
+        model(x)
+    assert (model.stats.steps, model.stats.backwards) == (2, 2)
+
+
+def test_logits_are_the_callers_own(trained, stream):
+    images = singles(stream, 12)
+    calm, rough = (
+        eata.Window(eata.ETA(trained("bn", torch.float64), e0=1.0, epsilon=1.0, lr=0.1), length=4) for _ in range(2)
+    )
+    for image in images:
+        expected, logits = calm(image[None]), rough(image[None])
+        assert torch.equal(logits, expected)
+        logits.fill_(float("nan"))
+    assert calm.stats == rough.stats
+    assert calm.stats.steps == 3
 
 
 def test_frozen_changes_nothing(trained, stream):

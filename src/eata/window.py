@@ -206,7 +206,8 @@ class Window(Adapter):
         return logits
 
     def _advance(self, places: list[int], images: Tensor, logits: Tensor) -> None:
-        for place, image, row in zip(places, images.detach().clone(), logits, strict=True):
+        # Copies: the caller may write into either.
+        for place, image, row in zip(places, images.detach().clone(), logits.clone(), strict=True):
             self._images[place], self._logits[place] = image, row
         self._count = min(self._count + len(places), self.length)
         self._next = (self._next + len(places)) % self.length
@@ -338,8 +339,8 @@ class _Moments:
             means, deviations = self._own(layer, x)
             mean, variance = self._statistics(layer, x, means, deviations)
             own_mean, own_variance = norm.pooled(means, deviations)
-        if x.numel() == layer.channels:  # one value per channel has no variance
-            return layer.normalize(x, mean, variance)
+        if x.numel() == layer.channels:  # one value per channel has no variance; autograd keeps the window's
+            return layer.normalize(x, mean.clone(), variance.clone())
         return _OwnGradient.apply(x, layer.weight, layer.bias, own_mean, own_variance, mean, variance, layer.eps)  # type: ignore[no-any-return,no-untyped-call]
 
     def _own(self, layer: _Layer, x: Tensor) -> tuple[Tensor, Tensor]:
