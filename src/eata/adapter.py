@@ -117,13 +117,13 @@ class Adapter:
 
     def _predict(self, x: Tensor) -> Tensor:
         """Logits without a graph; images lie pixel by pixel, which CPU kernels like best (0.8 of the time)."""
-        if self._channels_last and x.dim() == 4 and x.device.type == "cpu":
-            try:
-                return self._forward(x.contiguous(memory_format=torch.channels_last))
-            except Exception:
-                # Code that takes images apart by .view() does not run on every layout; the net's own errors come again.
-                self._channels_last = False
-        return self._forward(x)
+        if not self._channels_last or x.dim() != 4 or x.device.type != "cpu":
+            return self._forward(x)
+        with contextlib.suppress(Exception):
+            return self._forward(x.contiguous(memory_format=torch.channels_last))
+        logits = self._forward(x)  # the net's own errors come again
+        self._channels_last = False  # it takes images apart by .view(), say, which does not run on every layout
+        return logits
 
     def _forward(self, x: Tensor) -> Tensor:
         """The net's logits for a batch, checked."""

@@ -161,9 +161,9 @@ def mixed_statistics(
     source_mean, source_variance = source
     # The variance is the biased one, by which a batch is normalized: N = 0 is then exactly batch statistics.
     values = x.detach().to(torch.promote_types(x.dtype, source_mean.dtype))
-    if x.is_contiguous():
+    if x.is_contiguous() or x.device.type != "cpu":
         mean, variance = pooled(*sample_moments(values))
-    else:  # pixel by pixel, where PyTorch's own are fast
+    else:  # pixel by pixel, where PyTorch's own are fast; not every device has them
         mean, variance = torch.ops.aten.batch_norm_update_stats(values, None, None, 0.0)
     return (
         share * source_mean + (1 - share) * mean.to(source_mean.dtype),

@@ -104,7 +104,7 @@ def test_restores_when_predicting_fails(trained, stream):
     net = configured(trained("gn"))
     before = copy.deepcopy(net.state_dict())
     model = eata.MEMO(net, copies=3, lr=0.1)
-    model._predict = lambda image: 1 / 0
+    model._predict_one = lambda image: 1 / 0
     with pytest.raises(ZeroDivisionError):
         model(stream([1])[0])
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())

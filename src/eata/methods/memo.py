@@ -55,17 +55,17 @@ class MEMO(PerImage, GradientAdapter):
 
     def _one(self, image: Tensor) -> Tensor:
         if not self._learning:
-            return self._predict(image)
+            return self._predict_one(image)
         try:
             logits = self._forward(self.copies.augmix(image))
             self.stats.forwards += len(logits)
             loss = functional.marginal_entropy(logits)
             self._step(torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True), len(logits))
-            return self._predict(image)
+            return self._predict_one(image)
         finally:
             self.restore_source()
 
-    def _predict(self, image: Tensor) -> Tensor:
+    def _predict_one(self, image: Tensor) -> Tensor:
         with torch.no_grad():
             logits = self._forward(image[None])
         self.stats.forwards += 1
