@@ -46,6 +46,8 @@ def main() -> None:
             f"eata: {_sentence(problem)}", style="bold red", markup=False, highlight=False, soft_wrap=True
         )
         sys.exit(2)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as stop:
+        if isinstance(stop, SystemExit) and stop.code != 130:  # typer makes this of Ctrl-C
+            raise
         Console(stderr=True).print("eata: stopped; what was finished is kept.", soft_wrap=True)
         sys.exit(130)

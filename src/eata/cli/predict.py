@@ -95,7 +95,8 @@ class Job:
         """The state to resume from; raises if there is none, or if it is of other images."""
         if not self.state.exists() or not self.table.exists():
             begin = f"remove {self.table}" if self.table.exists() else "leave --resume out"
-            raise ValueError(f"There is nothing to resume, for {self.state} is not there: {begin} to begin.")
+            missing = self.table if self.state.exists() else self.state
+            raise ValueError(f"There is nothing to resume, for {missing} is not there: {begin} to begin.")
         found = _read_state(self.state)
         position = found.get("predict")
         if position is None or position["images"] != self._digest(position["files"]):
@@ -105,8 +106,9 @@ class Job:
     def refuse_to_overwrite(self, resume: bool) -> None:
         """Raise if there are predictions already and nothing was said about them."""
         if not resume and (self.out.exists() or self.table.exists()):
-            remedy = "go on with --resume" if self.state.exists() else "remove it"
-            raise ValueError(f"{self.out} is there already: {remedy}, or choose another --out.")
+            there = self.table if self.table.exists() else self.out  # rows of an unfinished .parquet, or a finished one
+            remedy = "go on with --resume" if self.table.exists() and self.state.exists() else "remove it"
+            raise ValueError(f"{there} is there already: {remedy}, or choose another --out.")
 
     def run(self, adapter: Adapter, position: dict[str, Any] | None, save_every: int) -> None:
         """Predict what is left, from this position."""
