@@ -364,8 +364,7 @@ class GradientAdapter(Adapter):
 
     def _step(self, gradients: tuple[Tensor | None, ...], samples: int) -> bool:
         """One optimizer step, which ``samples`` samples took part in; none if a gradient is not finite."""
-        found = [gradient.flatten() for gradient in gradients if gradient is not None]
-        if found and not bool(torch.isfinite(torch.cat(found)).all()):
+        if not all(bool(torch.isfinite(gradient.sum())) for gradient in gradients if gradient is not None):
             self._warn_once("The gradient of a batch was not finite; no step was taken on it.")
             return False
         for parameter, gradient in zip(self.parameters.values(), gradients, strict=True):

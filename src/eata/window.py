@@ -48,12 +48,12 @@ class Window(Adapter):
     The paper forwards the last L samples again with each new one (``exact=True``; '-wnd' in its Table 'bs=1'), L times
     the cost. But a sample's share in a BatchNorm layer's statistics is two numbers a channel: mean and mean square. The
     default keeps those of the last L samples and forwards only the new ones, normalized by the window's statistics
-    (theirs included). In the first layer that is exact. A deeper layer's moments of an older sample were computed under
-    older statistics of the layers before, which wander as the window moves; so there the moments of the others are
-    an exponential average with a time constant of 2 L samples, which wanders less. On the shipped ResNet-26 (L = 64,
-    Gaussian noise and contrast at severity 5) the deeper layers' means then differ from the exact window's by 0.01 to
-    0.03 standard deviations, their variances by 2 to 6 per cent (``python -m benchmarks.window --layers``). After a
-    sudden shift the average forgets slowly: 63 per cent of it in 2 L samples.
+    (theirs included). In the first layer (as registered) that is exact. A deeper layer's moments of an older sample
+    were computed under older statistics of the layers before, which wander as the window moves; so there the moments of
+    the others are an exponential average with a time constant of 2 L samples, which wanders less. On the shipped
+    ResNet-26 (L = 64, Gaussian noise and contrast at severity 5) the deeper layers' means then differ from the exact
+    window's by 0.01 to 0.03 standard deviations, their variances by 2 to 6 per cent (``python -m benchmarks.window
+    --layers``). After a sudden shift the average forgets slowly: 63 per cent of it in 2 L samples.
 
     A gradient step comes once in every L samples, over those of the window that the method chooses. The default chooses
     by the predictions given, and forwards the chosen again, normalized by the window's statistics; the gradient flows

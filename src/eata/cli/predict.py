@@ -124,7 +124,7 @@ class Job:
             if not position:
                 writer.writerow(HEADER)
             self._save(adapter, file, at)  # now there is something to resume from, whenever the stop comes
-            with _progress(console, at["files"], len(self.order)) as advance, _interrupts() as interrupted:
+            with _progress(console, at["files"], len(self.order)) as advance, _interrupts(console) as interrupted:
                 for number, rows in enumerate(self._rows(adapter, at), 1):
                     writer.writerows(rows)
                     file.flush()
@@ -310,7 +310,7 @@ def _pyarrow() -> tuple[Any, Any]:
 
 
 @contextmanager
-def _interrupts() -> Iterator[Callable[[], bool]]:
+def _interrupts(console: Console) -> Iterator[Callable[[], bool]]:
     """Whether Ctrl-C was pressed, so that the batch in work is finished and kept; pressed again, it stops at once."""
     pressed = False
 
@@ -318,6 +318,8 @@ def _interrupts() -> Iterator[Callable[[], bool]]:
         nonlocal pressed
         pressed = before != signal.SIG_IGN  # a background job of a shell is not meant
         signal.signal(signal.SIGINT, before)
+        if pressed:
+            console.print("finishing the batch in work; Ctrl-C again stops at once", soft_wrap=True)
 
     before = signal.signal(signal.SIGINT, note)
     try:

@@ -169,7 +169,7 @@ def train(
                 group["lr"] = recipe.rate(number + step / len(order))
             x = normalize(crop_and_flip(small[index], generator, padding, flip))
             x = x.contiguous(memory_format=torch.channels_last)
-            turns = torch.randint(0, 4, (round(recipe.rotated * len(x)),), generator=generator)
+            turns = torch.randint(0, 4, (max(1, round(recipe.rotated * len(x))),), generator=generator)
             loss = loss_of(net, x, labels[index], turns if net.rotation_head is not None else None)
             optimizer.zero_grad()
             loss.backward()
