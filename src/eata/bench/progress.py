@@ -147,6 +147,9 @@ def grids(table: Table, width: int) -> list[Grid]:
         grid.add_section()
         if table.summary == "mean":
             grid.add_row("Mean", *(f"[bold]{line.mean:.1f}[/]" for line in lines))
+        overall = [table.overall(line) for line in lines]
+        if any(difference is not None for _, difference in overall):
+            grid.add_row("In the paper", *("" if gap is None else f"{paper:.1f}" for paper, gap in overall))
         if any(line.clean is not None for line in lines):
             grid.add_row("Clean after", *("" if line.clean is None else f"{line.clean:.1f}" for line in lines))
         grid.add_row("Forwards", *(f"{line.forwards:,.0f}" for line in lines))
