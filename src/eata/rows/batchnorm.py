@@ -15,8 +15,8 @@ where dy is already the sum over the rows that k stands for. w = 1 with all rows
 without stand-ins takes the chosen rows for the batch (biased, since confident samples are not typical ones).
 
 Which rows stand in, and their weights, is a quadrature problem: the weighted sum of what describes a row shall match
-the sum over the batch. A row is described by its mean and mean square in each channel of each BatchNorm layer, which
-the forward pass needs for the statistics too. See `stand_ins`. No random numbers are drawn.
+the sum over the batch. A row is described by its mean and mean square in each channel of some BatchNorm layers. See
+`stand_ins`. No random numbers are drawn.
 """
 
 from __future__ import annotations
@@ -55,14 +55,16 @@ class Moments:
 POSITIONS = 64  # looked at in each image where the moments are for description only
 
 
-def row_moments(x: Tensor) -> Moments:
-    """Moments of a layer's input (B, C, ...)."""
+def row_moments(x: Tensor, described: bool = True) -> Moments | None:
+    """Moments of a layer's input (B, C, ...); None if they give no statistics and are not wanted as a description."""
     x = x.detach()
     if x.dtype in (torch.float16, torch.bfloat16):
         x = x.float()
     if x.dim() == 2:
         return Moments(x, x.square())
     if is_channels_last(x):  # PyTorch's own statistics are fast in this layout
+        if not described:
+            return None
         by_row = x.permute(0, 2, 3, 1).flatten(1, 2)
         some = by_row[:, :: -(-by_row.shape[1] // POSITIONS)]
         return Moments(some.mean(1), some.square().mean(1), exact=False)
@@ -70,9 +72,9 @@ def row_moments(x: Tensor) -> Moments:
     return Moments(by_row.mean(2), torch.linalg.vector_norm(by_row, dim=2).square_().div_(by_row.shape[2]))
 
 
-def statistics(moments: Moments, x: Tensor) -> tuple[Tensor, Tensor] | None:
+def statistics(moments: Moments | None, x: Tensor) -> tuple[Tensor, Tensor] | None:
     """Mean and (biased) variance by channel; None where rounding would show, that is |mean| >> deviation."""
-    if not moments.exact or x.dtype != torch.float32:
+    if moments is None or not moments.exact or x.dtype != torch.float32:
         return None
     mean = moments.mean.mean(0, dtype=torch.float64)
     square_of_mean = mean.square()
@@ -87,7 +89,7 @@ class BatchNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, moments: Moments, half: bool
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, moments: Moments | None, half: bool
     ) -> Tensor:
         """Normalize; ``half`` keeps the input for the backward pass in 16 bits."""
         known = statistics(moments, x)
@@ -150,7 +152,7 @@ def _on_rows(
     row_weight = torch.ones(rows.count, dtype=x.dtype, device=x.device) if rows.weight is None else rows.weight.to(x)
     slopes = (row_weight[:, None] * slope).view(*x.shape[:2], *ones)
     offsets = (row_weight[:, None] * offset).view(*x.shape[:2], *ones)
-    x.mul_(slopes).add_(offsets).addcmul_(g, scale.view(1, -1, *ones))
+    torch.addcmul(offsets, x, slopes, out=x).addcmul_(g, scale.view(1, -1, *ones))
     return x, dot, total
 
 
@@ -191,7 +193,7 @@ def stand_ins(layers: list[Moments], index: Tensor) -> tuple[Tensor, Tensor]:
     sum of descriptions and what the stored rows can make of it; then the weights solve a small ridge problem.
 
     Args:
-        layers: the rows' moments at each BatchNorm layer.
+        layers: the rows' moments at the BatchNorm layers that describe them.
         index: the chosen rows, ascending.
 
     Returns:

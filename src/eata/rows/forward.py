@@ -14,6 +14,7 @@ from eata import lean as lean_forward
 from eata.rows import batchnorm
 from eata.rows.gradient import Rows, reenter
 
+DESCRIBED = 3  # every third BatchNorm layer tells as much of the rows as all of them (benchmarks.gradient)
 NORMS = (F.group_norm, F.layer_norm, F.instance_norm, F.batch_norm)
 
 
@@ -29,7 +30,8 @@ class Watch(TorchFunctionMode):
         super().__init__()
         self.lean, self.channels_last = lean, channels_last
         self.rows: Rows | None = None  # of the backward pass under way
-        self.layers: list[batchnorm.Moments] = []
+        self.layers: list[batchnorm.Moments] = []  # of those that describe the rows
+        self.lengths: list[int] = []  # of the input of each BatchNorm layer
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -70,8 +72,10 @@ class Watch(TorchFunctionMode):
         by_batch = training and running_mean is None and (weight is None) == (bias is None)
         if not by_batch or x.numel() == x.shape[1] or not (x.requires_grad or _learns(weight)):
             return NotImplemented
-        moments = batchnorm.row_moments(x)
-        self.layers.append(moments)
+        moments = batchnorm.row_moments(x, described=len(self.lengths) % DESCRIBED == 0)
+        self.lengths.append(x.shape[0])
+        if moments is not None:
+            self.layers.append(moments)
         return batchnorm.BatchNorm.apply(x, weight, bias, eps, moments, self.lean)  # type: ignore[no-untyped-call]
 
     def _reenter(self, gradient: Tensor) -> Tensor | None:
@@ -80,7 +84,7 @@ class Watch(TorchFunctionMode):
     def rows_for(self, logits: Tensor, index: Tensor, break_even: float) -> Rows | None:
         """Rows to store for the chosen ones, stand-ins included; None where the full backward is as fast."""
         batch = len(logits)
-        if len(index) > break_even * batch or any(len(layer.mean) != batch for layer in self.layers):
+        if len(index) > break_even * batch or any(length != batch for length in self.lengths):
             return None
         stored, weight = index.sort().values, None
         if self.layers:
