@@ -107,13 +107,17 @@ def test_statistics_far_from_zero_lose_nothing(stream):
         torch.testing.assert_close(model(image[None])[0].double(), expected, rtol=0, atol=1e-3)
 
 
-def test_a_deeper_layer_uses_a_slow_average(trained, stream):
-    """After one batch that fills the window, image by image in plain loops: mean and mean square of each channel."""
+@pytest.mark.parametrize(("length", "own_share"), [(6, 1 / 6), (40, 0)])
+@pytest.mark.parametrize("prior", [0, 16])
+def test_a_deeper_layer_uses_a_slow_average(trained, stream, length, own_share, prior):
+    """After one batch that fills the window, image by image in plain loops: mean and mean square of each channel.
+
+    Beside many others, an image's own moments count from the next one on.
+    """
     net = trained("bn", torch.float64)
     plain = copy.deepcopy(net).eval()
-    length = 6
-    images = singles(stream, 18)
-    model = eata.Window(eata.BN(net, prior=0), length=length)
+    images = singles(stream, length + 12)
+    model = eata.Window(eata.BN(net, prior=prior), length=length)
     model(torch.stack(images[:length]))
     average = None
     for i in range(length - 1, len(images)):
@@ -125,9 +129,12 @@ def test_a_deeper_layer_uses_a_slow_average(trained, stream):
                     average = mean, square
                 elif depth:
                     own = mean, square
-                    mean, square = (a + (b - a) / length for a, b in zip(average, own, strict=True))
+                    mean, square = (a + (b - a) * own_share for a, b in zip(average, own, strict=True))
                     average = tuple(a + (b - a) / (2 * length) for a, b in zip(average, own, strict=True))
-                deviation = (square - mean**2 + module.eps).sqrt()
+                source = prior / (prior + length)
+                variance = source * module.running_var + (1 - source) * (square - mean**2)
+                mean = source * module.running_mean + (1 - source) * mean
+                deviation = (variance + module.eps).sqrt()
                 x = (x - mean.view(-1, 1, 1)) / deviation.view(-1, 1, 1)
                 x = x * module.weight.view(-1, 1, 1) + module.bias.view(-1, 1, 1)
                 if i >= length:
