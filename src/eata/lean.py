@@ -6,7 +6,9 @@ each ReLU, although its sign would do; and 64-bit indices of each maximum. Here
 - a convolution with frozen weights keeps nothing but the weights (its input's gradient does not depend on the input),
 - ReLU keeps one byte for each element: whether it was positive,
 - max pooling keeps its indices in 32 bits,
-- BatchNorm by batch statistics (`eata.rows.batchnorm`) keeps its normalized input in 16 bits (float16).
+- BatchNorm by batch statistics (`eata.rows.batchnorm`) keeps its normalized input in 16 bits (float16),
+
+each in memory that goes back to the system as soon as the backward pass is done with it (`eata.allocator`).
 
 The first three change no gradient; the last one changes it by rounding (`benchmarks.memory` says by how much).
 
@@ -22,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from eata.allocator import block_like
 from eata.rows.gradient import RowGradient, is_channels_last
 
 aten = torch.ops.aten
@@ -58,7 +61,7 @@ class _MaskedReLU(torch.autograd.Function):
         y = x.relu_() if inplace else x.relu()
         if inplace:
             ctx.mark_dirty(x)
-        ctx.save_for_backward(y > 0)
+        ctx.save_for_backward(torch.gt(y, 0, out=block_like(y, torch.bool)))
         return y
 
     @staticmethod
@@ -73,7 +76,7 @@ class _NarrowMaxPool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *how: Any) -> Tensor:
         y, indices = aten.max_pool2d_with_indices(x, *how)
-        ctx.save_for_backward(indices.int())
+        ctx.save_for_backward(block_like(indices, torch.int32).copy_(indices))
         ctx.how, ctx.shape, ctx.last = how, x.shape[1:], is_channels_last(x)
         return y  # type: ignore[no-any-return]
 

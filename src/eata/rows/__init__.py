@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from eata import allocator
 from eata.rows.forward import Watch
 from eata.rows.gradient import Place, RowGradient, Rows
 
@@ -76,6 +77,8 @@ class Engine:
         watch = Watch(self.lean, self._channels_last)
         with watch:
             logits = run()
+        if self.lean:
+            allocator.give_back()
         self._watch = watch
         return logits
 

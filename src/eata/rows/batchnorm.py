@@ -30,6 +30,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from eata.allocator import block_like
 from eata.rows.gradient import RowGradient, Rows, is_channels_last, take
 from eata.rows.rules import rule
 
@@ -128,7 +129,7 @@ def _normalized_half(x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
 
     Row by row, so that no second tensor of full precision is needed.
     """
-    half = torch.empty_like(x, dtype=torch.float16)
+    half = block_like(x, torch.float16)
     shape = (-1, *[1] * (x.dim() - 2))
     for source, target in zip(x, half, strict=True):
         target.copy_((source - mean.view(shape)).mul_(rstd.view(shape)))
