@@ -1,0 +1,70 @@
+"""What EATA forgets over a long stream, by the weight beta of its Fisher term: ResNet-26, CIFAR-10-C, never reset.
+
+    python -m benchmarks.lifelong                     # beta 0 (that is ETA), 1 (the paper's for CIFAR-10) and 30
+    python -m benchmarks.lifelong --beta 30           # about a quarter of an hour on one core
+    python -m benchmarks.lifelong --limit 512         # a taste
+
+The 15 corruptions at severity 5, one after another, batches of 64. For each: the error of the predictions as they were
+given, and then that of the adapted model on 2,048 clean images, predicting only. The last line of each beta
+has the error on all clean images, adapting on them too, beside that of a new model which adapts on them alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from statistics import mean
+
+import torch
+from torch import Tensor
+
+import eata
+from benchmarks.accuracy import HALVES
+from benchmarks.gradient import trained
+
+Batches = Iterable[tuple[Tensor, Tensor]]
+
+
+def images(corruption: str | None, limit: int | None) -> Batches:
+    stream = eata.data.load("cifar10", corruption=corruption, severity=5, limit=limit)
+    return stream.batches(64, seed=2020, mean=HALVES[0], std=HALVES[1])
+
+
+def error(model: eata.Adapter, batches: Batches) -> float:
+    """In percent, the model going on from where it is."""
+    wrong = total = 0
+    for x, y in batches:
+        wrong += int((model(x).argmax(1) != y).sum())
+        total += len(y)
+    return 100 * wrong / total
+
+
+def build(beta: float, fisher: dict[str, Tensor]) -> eata.EATA:
+    return eata.EATA(trained(None), fisher, **eata.preset("cifar10") | {"beta": beta})  # type: ignore[arg-type]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--beta", type=float, nargs="+", default=[0, 1, 30], help="default: 0 1 30")
+    parser.add_argument("--limit", type=int, help="images of each corruption (default: all 10,000)")
+    parser.add_argument("--threads", type=int, help="default: as many as there are cores")
+    arguments = parser.parse_args()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    clean = list(images(None, None))
+    fisher = eata.fisher(trained(None), torch.cat([x for x, _ in clean[:32]]), samples=2000)
+    for beta in arguments.beta:
+        fresh = error(build(beta, fisher), clean)
+        model = build(beta, fisher)
+        errors = []
+        for corruption in eata.data.CORRUPTIONS:
+            errors.append(error(model, images(corruption, arguments.limit)))
+            with model.frozen():
+                kept = error(model, clean[:32])
+            print(f"beta {beta:g}, {corruption}: {errors[-1]:.1f} %, clean images then {kept:.1f} %", flush=True)
+        after = error(model, clean)
+        print(f"beta {beta:g}: mean {mean(errors):.2f} %, clean {after:.2f} %, clean of a new model {fresh:.2f} %\n")
+
+
+if __name__ == "__main__":
+    main()
