@@ -422,7 +422,7 @@ def test_what_cannot_be_windowed_is_said(trained):
         eata.Window(trained())
     with pytest.raises(TypeError, match="not a Window"):
         eata.Window(eata.Window(eata.Source(trained())))
-    for length in (0, -3):
+    for length in (0, -3, 2.5):
         with pytest.raises(ValueError, match="length"):
             eata.Window(eata.Tent(trained()), length=length)
     bare = nn.Sequential(nn.BatchNorm1d(2, track_running_stats=False), nn.Linear(2, 3))
@@ -436,6 +436,9 @@ def test_a_state_of_other_settings_or_method_is_refused(trained, stream):
         eata.Window(eata.Tent(trained(), lr=0.05), length=5).load_state_dict(saved)
     with pytest.raises(ValueError, match="Tent"):
         eata.Window(eata.BN(trained()), length=4).load_state_dict(saved)
+    del saved["average"]
+    with pytest.raises(ValueError, match="no 'average', so it is of another version"):
+        eata.Window(eata.Tent(trained(), lr=0.05), length=4).load_state_dict(saved)
 
 
 def test_a_layer_used_twice_is_refused_by_the_cache_only(stream):

@@ -241,6 +241,9 @@ class Adapter:
                     f"The state was saved with {name}={value!r}, but this model has {name}="
                     f"{self.settings.get(name)!r}; build it with the same."
                 )
+        for name in self.state_dict():
+            if name not in saved:
+                raise ValueError(f"The state has no '{name}', so it is of another version of eata; adapt anew.")
         self._take_state(copy.deepcopy(saved))
 
     def _take_state(self, saved: dict[str, Any]) -> None:

@@ -89,6 +89,8 @@ class Window(Adapter):
                 f"eata.Window wraps an adapter, not a {type(model).__name__}: eata.Window(eata.Tent(net), length=64)."
             )
         in_range("length", length, low=1)
+        if not isinstance(length, int):
+            raise ValueError(f"length={length!r} is not a whole number of samples.")
         if not exact and not isinstance(model, PerImage) and getattr(model, "episodic", False):
             raise ValueError("An episodic method steps anew for each sample; use eata.Window(..., exact=True).")
         self.model = model

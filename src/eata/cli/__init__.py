@@ -30,7 +30,10 @@ app.command()(train.train)
 def _sentence(problem: ValueError | OSError) -> str:
     """What went wrong, in words instead of the system's numbers."""
     if isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "The disk is full; what was finished is kept. Make room, and give the same command again."
+        return (
+            "The disk is full; what was finished is kept. Make room, and give the same command again "
+            "(predict and train: with --resume)."
+        )
     if isinstance(problem, OSError) and problem.strerror and problem.filename:
         return f"{problem.filename}: {problem.strerror}."
     return str(problem)
