@@ -6,7 +6,8 @@
 
 The 15 corruptions at severity 5, one after another, batches of 64. For each: the error of the predictions as they were
 given, and then that of the adapted model on 2,048 clean images, predicting only. The last line of each beta
-has the error on all clean images, adapting on them too, beside that of a new model which adapts on them alone.
+has the error on all clean images, adapting on them too, beside that of a new model which adapts on them alone. The
+Fisher is of 2,000 clean images, as in the paper: the same 2,000.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    clean = list(images(None, None))
+    clean = list(images(None, arguments.limit))
     fisher = eata.fisher(trained(None), torch.cat([x for x, _ in clean[:32]]), samples=2000)
     for beta in arguments.beta:
         fresh = error(build(beta, fisher), clean)

@@ -35,10 +35,10 @@ def test_freed_memory_is_used_again() -> None:
 
 
 RESIDENT = """
-import torch
+import resource, torch
 from eata import allocator
 def held():
-    return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() / 2**20
 torch.ones(1)
 before = held()
 blocks, pins = [], []

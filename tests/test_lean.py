@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from eata import rows
+from eata import allocator, rows
 from eata.models.resnet26 import ResNet26
 from test_rows import by_batch, norm_parameters, sharp, vector
 
@@ -38,7 +38,9 @@ def gradient(net: nn.Module, x: Tensor, index: Tensor, parameters: list[Tensor],
 
 
 @pytest.mark.parametrize("count", [3, 10])
-def test_gradient_is_unchanged(count: int) -> None:
+@pytest.mark.parametrize("large", [1, 2**20])  # bytes from which on tensors have memory of their own
+def test_gradient_is_unchanged(count: int, large: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocator, "LARGE", large)
     net = net_of(Group)
     parameters = frozen(net)
     x, index = torch.randn(10, 3, 16, 16).double(), torch.arange(count)

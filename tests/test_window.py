@@ -107,16 +107,19 @@ def test_statistics_far_from_zero_lose_nothing(stream):
         torch.testing.assert_close(model(image[None])[0].double(), expected, rtol=0, atol=1e-3)
 
 
-@pytest.mark.parametrize(("length", "own_share"), [(6, 1 / 6), (40, 0)])
-@pytest.mark.parametrize("prior", [0, 16])
-def test_a_deeper_layer_uses_a_slow_average(trained, stream, length, own_share, prior):
+@pytest.mark.parametrize(("length", "own_share", "shift"), [(6, 1 / 6, False), (40, 0, False), (40, 1 / 40, True)])
+@pytest.mark.parametrize("prior", [0, 0.5])
+def test_a_deeper_layer_uses_a_slow_average(trained, stream, length, own_share, shift, prior):
     """After one batch that fills the window, image by image in plain loops: mean and mean square of each channel.
 
-    Beside many others, an image's own moments count from the next one on.
+    Beside many others, an image's own moments count from the next one on; unless it is far from them, as the first one
+    after a black window is.
     """
     net = trained("bn", torch.float64)
     plain = copy.deepcopy(net).eval()
     images = singles(stream, length + 12)
+    if shift:
+        images = [1e-3 * image for image in images[:length]] + images[length : length + 1]
     model = eata.Window(eata.BN(net, prior=prior), length=length)
     model(torch.stack(images[:length]))
     average = None
@@ -143,7 +146,9 @@ def test_a_deeper_layer_uses_a_slow_average(trained, stream, length, own_share, 
             else:
                 x = module(x)
         if i >= length:
+            before = model.stats.forwards
             torch.testing.assert_close(model(images[i][None]), x)
+            assert model.stats.forwards - before == 1 + shift
 
 
 def test_deeper_layers_differ_little(trained, stream):

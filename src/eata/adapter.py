@@ -233,6 +233,9 @@ class Adapter:
             raise ValueError("This is not an adaptation state; pass what state_dict() gave.")
         if saved["method"] != type(self).__name__:
             raise ValueError(f"The state is of eata.{saved['method']}, and this is eata.{type(self).__name__}.")
+        for name in self.state_dict():
+            if name not in saved:
+                raise ValueError(f"The state has no '{name}', so it is of another version of eata; adapt anew.")
         if saved["source"] != self.source_digest():
             raise ValueError("The state belongs to another model: its source weights differ; load those weights first.")
         for name, value in saved["settings"].items():
@@ -241,9 +244,6 @@ class Adapter:
                     f"The state was saved with {name}={value!r}, but this model has {name}="
                     f"{self.settings.get(name)!r}; build it with the same."
                 )
-        for name in self.state_dict():
-            if name not in saved:
-                raise ValueError(f"The state has no '{name}', so it is of another version of eata; adapt anew.")
         self._take_state(copy.deepcopy(saved))
 
     def _take_state(self, saved: dict[str, Any]) -> None:

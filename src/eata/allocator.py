@@ -45,11 +45,16 @@ def block_like(t: Tensor, dtype: torch.dtype) -> Tensor:
     size = t.numel() * dtype.itemsize
     if t.device.type != "cpu" or size < LARGE:
         return torch.empty_like(t, dtype=dtype)
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}  # not Windows
+    try:
+        memory = mmap.mmap(-1, size, **private)
+    except OSError:  # none left: torch says so as its callers expect
+        return torch.empty_like(t, dtype=dtype)
     strides = torch.empty_like(t, device="meta").stride()  # dense, in the order of those of t
-    return torch.frombuffer(mmap.mmap(-1, size), dtype=dtype).as_strided(t.shape, strides)
+    return torch.frombuffer(memory, dtype=dtype).as_strided(t.shape, strides)
 
 
 def give_back() -> None:
-    """Let the system have the gaps that glibc keeps; without glibc nothing happens."""
+    """Let the system have the gaps that glibc keeps (`keep_freed_memory` or not); without glibc nothing happens."""
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)

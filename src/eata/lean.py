@@ -6,9 +6,10 @@ each ReLU, although its sign would do; and 64-bit indices of each maximum. Here
 - a convolution with frozen weights keeps nothing but the weights (its input's gradient does not depend on the input),
 - ReLU keeps one byte for each element: whether it was positive,
 - max pooling keeps its indices in 32 bits,
-- BatchNorm by batch statistics (`eata.rows.batchnorm`) keeps its normalized input in 16 bits (float16),
+- BatchNorm by batch statistics (`eata.rows.batchnorm`) keeps its normalized input in 16 bits (float16).
 
-each in memory that goes back to the system as soon as the backward pass is done with it (`eata.allocator`).
+On the CPU, what is kept (from 1 MB on) goes back to the system as soon as the backward pass is done with it, and what
+glibc holds free goes back after each forward pass (`eata.allocator`): less memory, at the price of fresh pages.
 
 The first three change no gradient; the last one changes it by rounding (`benchmarks.memory` says by how much).
 

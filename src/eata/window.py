@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -39,6 +40,7 @@ class _Layer:
 
 MEMORY = 2  # windows: the time constant of deeper layers' statistics
 MANY = 32  # samples for each new one: a window of so many is hardly changed by it
+STRANGE = 8.0  # mean square of a sample's values at a layer, normalized by the others; 1 is usual
 
 Normalize = Callable[[_Layer, Tensor], Tensor]
 
@@ -51,8 +53,9 @@ class Window(Adapter):
     default keeps those of the last L samples and forwards only the new ones, normalized by the window's statistics
     (theirs included). In the first layer (as registered) that is exact. A deeper layer's moments of an older sample
     were computed under older statistics of the layers before, which wander as the window moves; so there the moments of
-    the others are an exponential average with a time constant of 2 L samples, which wanders less; where a sample meets
-    at least 31 others, its own moments join that average only after it is predicted, which saves time. On the shipped
+    the others are an exponential average with a time constant of 2 L samples, which wanders less. To save time, a
+    sample's own moments are left out in deeper layers until it is predicted, where the window is at least 32 times as
+    many; if it then turns out to be far from the others, it is forwarded again with its own. On the shipped
     ResNet-26 (L = 64, Gaussian noise and contrast at severity 5) the deeper layers' means then differ from the exact
     window's by 0.01 to 0.03 standard deviations, their variances by 2 to 6 per cent (``python -m benchmarks.window
     --layers``). After a sudden shift the average forgets slowly: 63 per cent of it in 2 L samples.
@@ -89,8 +92,10 @@ class Window(Adapter):
                 f"eata.Window wraps an adapter, not a {type(model).__name__}: eata.Window(eata.Tent(net), length=64)."
             )
         in_range("length", length, low=1)
-        if not isinstance(length, int):
-            raise ValueError(f"length={length!r} is not a whole number of samples.")
+        try:
+            length = operator.index(length)
+        except TypeError:
+            raise ValueError(f"length={length!r} is not a whole number; count the samples, as in length=64.") from None
         if not exact and not isinstance(model, PerImage) and getattr(model, "episodic", False):
             raise ValueError("An episodic method steps anew for each sample; use eata.Window(..., exact=True).")
         self.model = model
@@ -140,6 +145,8 @@ class Window(Adapter):
         # Room for one forward's mean and variance, and views of it by layer, made once, for making them takes time:
         # (1, C) each, as native_group_norm gives them, and (C,) each, as batch_norm takes them.
         self._room = like.new_zeros(2, sum(channels))
+        # From channels to layers: the mean over each layer's.
+        self._by_layer = torch.block_diag(*[like.new_full((c, 1), 1 / c) for c in channels] or [like.new_zeros(0, 1)])
         self._room_by_layer = list(zip(*(kind[None].split(channels, 1) for kind in self._room), strict=True))
         self._statistics_by_layer = [(mean[0], variance[0]) for mean, variance in self._room_by_layer]
         self._images: list[Tensor | None] = [None] * self.length
@@ -232,9 +239,10 @@ class Window(Adapter):
         others = self._others(x.shape[1:], places) if self._learning and self._outgrows(len(x)) else {}
         count = min(self._count + len(x), self.length)
         moments = _Moments(self, [*places, *others], count)
-        with torch.no_grad(), self._normalizing(moments.normalize):
-            logits = self._forward(_batch(x, others))
-        self.stats.forwards += len(logits)
+        logits = self._forward_by(moments, _batch(x, others))
+        if moments.few and moments.strange():
+            moments = _Moments(self, places, count, few=False)
+            logits = self._forward_by(moments, x)
         if self._learning:
             if not bool(torch.isfinite(logits).all()):  # it would spoil the statistics of the next L samples
                 self._warn_once("The net gave NaN or infinite logits for finite input; they stay out of the window.")
@@ -245,6 +253,12 @@ class Window(Adapter):
             if self._is_due(len(x)) and isinstance(self.model, GradientAdapter):
                 self._step(self.model, x.shape[1:])
         return logits[: len(x)]
+
+    def _forward_by(self, moments: _Moments, x: Tensor) -> Tensor:
+        with torch.no_grad(), self._normalizing(moments.normalize):
+            logits = self._forward(x)
+        self.stats.forwards += len(x)
+        return logits
 
     def _outgrows(self, samples: int) -> bool:
         """Whether the window grows to the next power of two, or becomes full, with so many more.
@@ -318,16 +332,17 @@ class _Moments:
         window: it holds the moments of the others.
         places: where the forwarded samples belong, in their order; none if their moments are to stay as they are.
         count: samples in the window, these included.
+        few: whether deeper layers leave the new samples' own out, which are in the average from the next sample on;
+            by default where there are many others.
     """
 
-    def __init__(self, window: Window, places: list[int], count: int) -> None:
+    def __init__(self, window: Window, places: list[int], count: int, few: bool | None = None) -> None:
         self.window = window
         self.places = torch.tensor(places, dtype=torch.long, device=window._moments.device)
         self.count = count
         self.share = window.source_share(count)
         self.part = len(places) / count  # of the window that gets new moments
-        #: whether deeper layers leave the new samples' own out, which are in the average from the next sample on
-        self.few = 0 < MANY * len(places) <= count
+        self.few = 0 < MANY * len(places) <= count if few is None else few
         #: for each layer: mean and standard deviation of each sample's channels, (k, C) each
         self._new: list[tuple[Tensor, Tensor] | None] = [None] * len(window._layers)
         weights = window._moments.new_full((1, window.length), 1 / max(1, count - len(places)))
@@ -386,20 +401,36 @@ class _Moments:
             variance.lerp_(layer.variance, self.share)
         return self.window._statistics_by_layer[layer.index]
 
+    @functools.cached_property
+    def _all(self) -> tuple[Tensor, Tensor]:
+        """The new samples' mean and variance in the channels of all layers; the source's where one was not used."""
+        new = [
+            (layer.mean.expand(len(self.places), -1), layer.variance.sqrt().expand(len(self.places), -1))
+            if moments is None
+            else moments
+            for moments, layer in zip(self._new, self.window._layers, strict=True)
+        ]
+        return torch.cat([means for means, _ in new], 1), torch.cat([deviations for _, deviations in new], 1).square_()
+
+    def strange(self) -> bool:
+        """Whether a sample is so far from the others somewhere that its own moments are needed to hold it.
+
+        With them in the statistics no value can be further off than the square root of the window's length. Without,
+        images after a black frame, say, would explode from layer to layer, and spoil the average for long.
+        """
+        means, variances = self._all
+        mean, variance = self.window._room
+        square = (means - mean).square_().add_(variances).div_(variance + 1e-5)
+        return not bool((square @ self.window._by_layer).max() <= STRANGE)  # NaN is strange too
+
     def write(self) -> None:
         """Keep the new moments in the window; layers that were not used (another head's) keep the source's."""
         window = self.window
         if not window._layers:
             return
-        new = [
-            (layer.mean.expand(len(self.places), -1), layer.variance.sqrt().expand(len(self.places), -1))
-            if moments is None
-            else moments
-            for moments, layer in zip(self._new, window._layers, strict=True)
-        ]
-        means = torch.cat([means for means, _ in new], 1).sub_(window._source[0])
-        squares = torch.cat([deviations for _, deviations in new], 1).square_().addcmul_(means, means)
-        moments = torch.stack([means, squares], 1)
+        means, variances = self._all
+        means = means - window._source[0]
+        moments = torch.stack([means, variances.addcmul(means, means)], 1)
         window._moments.index_copy_(0, self.places, moments[:, :, : window._layers[0].channels])
         memory = self.count if self.count < window.length or self.part == 1 else MEMORY * window.length
         window._average.lerp_(moments.mean(0), len(self.places) / memory)

@@ -77,7 +77,7 @@ class Engine:
         watch = Watch(self.lean, self._channels_last)
         with watch:
             logits = run()
-        if self.lean:
+        if self.lean and isinstance(logits, Tensor) and logits.device.type == "cpu":
             allocator.give_back()
         self._watch = watch
         return logits

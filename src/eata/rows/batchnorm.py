@@ -57,15 +57,15 @@ POSITIONS = 64  # looked at in each image where the moments are for description 
 
 
 def row_moments(x: Tensor, described: bool = True) -> Moments | None:
-    """Moments of a layer's input (B, C, ...); None if they give no statistics and are not wanted as a description."""
+    """Moments of a layer's input (B, C, ...); None where only a description would come of them, and none is wanted."""
+    if not described and (is_channels_last(x) or x.dtype != torch.float32):
+        return None
     x = x.detach()
     if x.dtype in (torch.float16, torch.bfloat16):
         x = x.float()
     if x.dim() == 2:
         return Moments(x, x.square())
     if is_channels_last(x):  # PyTorch's own statistics are fast in this layout
-        if not described:
-            return None
         by_row = x.permute(0, 2, 3, 1).flatten(1, 2)
         some = by_row[:, :: -(-by_row.shape[1] // POSITIONS)]
         return Moments(some.mean(1), some.square().mean(1), exact=False)
