@@ -343,7 +343,7 @@ class _Moments:
         self.share = window.source_share(count)
         self.part = len(places) / count  # of the window that gets new moments
         self.few = 0 < MANY * len(places) <= count if few is None else few
-        #: for each layer: mean and standard deviation of each sample's channels, (k, C) each
+        #: for each layer: mean, and one over the standard deviation, of each sample's channels, (k, C) each
         self._new: list[tuple[Tensor, Tensor] | None] = [None] * len(window._layers)
         weights = window._moments.new_full((1, window.length), 1 / max(1, count - len(places)))
         weights.index_fill_(1, self.places, 0)
@@ -360,21 +360,23 @@ class _Moments:
         if not torch.is_grad_enabled():
             return layer.normalize(x, *self._statistics(layer, x, *self._own(layer, x)))
         with torch.no_grad():
-            means, deviations = self._own(layer, x)
-            mean, variance = self._statistics(layer, x, means, deviations)
-            own_mean, own_variance = norm.pooled(means, deviations)
+            means, inverse = self._own(layer, x)
+            mean, variance = self._statistics(layer, x, means, inverse)
+            own_mean, own_variance = norm.pooled(means, inverse.reciprocal())
         if x.numel() == layer.channels:  # one value per channel has no variance; autograd keeps the window's
             return layer.normalize(x, mean.clone(), variance.clone())
         return _OwnGradient.apply(x, layer.weight, layer.bias, own_mean, own_variance, mean, variance, layer.eps)  # type: ignore[no-any-return,no-untyped-call]
 
     def _own(self, layer: _Layer, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of each sample's channels, (k, C) each, which are noted too."""
+        """Mean, and one over the standard deviation, of each sample's channels, (k, C) each, which are noted too."""
         if self._new[layer.index] is not None:
             raise RuntimeError("The net uses one BatchNorm layer twice, which eata.Window can't cache; use exact=True.")
-        own = self._new[layer.index] = norm.sample_moments(x if x.dtype == layer.mean.dtype else x.to(layer.mean.dtype))
+        own = self._new[layer.index] = norm.inverse_moments(
+            x if x.dtype == layer.mean.dtype else x.to(layer.mean.dtype)
+        )
         return own
 
-    def _statistics(self, layer: _Layer, x: Tensor, means: Tensor, deviations: Tensor) -> tuple[Tensor, Tensor]:
+    def _statistics(self, layer: _Layer, x: Tensor, means: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of the whole window, from those of each sample of the part of it that is forwarded.
 
         They come in place of those of the others, without a new tensor for each step.
@@ -387,6 +389,7 @@ class _Moments:
         mean, variance = self.window._room_by_layer[layer.index]
         part = self.part
         variance.mul_(1 - part)
+        deviations = inverse.reciprocal()
         if samples == 1:
             far = means - mean
             variance.addcmul_(deviations, deviations, value=part)
@@ -405,12 +408,12 @@ class _Moments:
     def _all(self) -> tuple[Tensor, Tensor]:
         """The new samples' mean and variance in the channels of all layers; the source's where one was not used."""
         new = [
-            (layer.mean.expand(len(self.places), -1), layer.variance.sqrt().expand(len(self.places), -1))
+            (layer.mean.expand(len(self.places), -1), layer.variance.rsqrt().expand(len(self.places), -1))
             if moments is None
             else moments
             for moments, layer in zip(self._new, self.window._layers, strict=True)
         ]
-        return torch.cat([means for means, _ in new], 1), torch.cat([deviations for _, deviations in new], 1).square_()
+        return torch.cat([means for means, _ in new], 1), torch.cat([inverse for _, inverse in new], 1).pow_(-2)
 
     def strange(self) -> bool:
         """Whether a sample is so far from the others somewhere that its own moments are needed to hold it.
