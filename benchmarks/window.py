@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 import eata
 from benchmarks.nets import resnet50
-from eata import norm
+from eata import allocator, norm
 from eata.data.corruptions import CORRUPTIONS
 from eata.files import replacing
 from eata.models import ResNet26
@@ -204,7 +204,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="of the time (default 5)")
     parser.add_argument("--nets", nargs="+", default=list(NETS), choices=NETS, help="for the time")
     parser.add_argument("--share", type=float, default=0.5, help="of the samples that the step is on (ImageNet-C: 0.5)")
+    parser.add_argument(
+        "--allocator", action="store_true", help="keep freed memory, both sides, as the eata command does"
+    )
     chosen = parser.parse_args()
+    if chosen.allocator:
+        allocator.keep_freed_memory()
     torch.set_num_threads(1)
     if chosen.accuracy:
         accuracy(chosen)

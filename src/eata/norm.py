@@ -160,15 +160,24 @@ def mixed_statistics(
     share = prior / (prior + (len(x) if samples is None else samples))
     source_mean, source_variance = source
     # The variance is the biased one, by which a batch is normalized: N = 0 is then exactly batch statistics.
-    values = x.detach().to(torch.promote_types(x.dtype, source_mean.dtype))
-    if x.is_contiguous() or x.device.type != "cpu":
-        mean, variance = pooled(*sample_moments(values))
-    else:  # pixel by pixel, where PyTorch's own are fast; not every device has them
-        mean, variance = torch.ops.aten.batch_norm_update_stats(values, None, None, 0.0)
+    mean, variance = batch_statistics(x.detach().to(torch.promote_types(x.dtype, source_mean.dtype)))
     return (
         share * source_mean + (1 - share) * mean.to(source_mean.dtype),
         share * source_variance + (1 - share) * variance.to(source_variance.dtype),
     )
+
+
+def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance (biased) over all samples, (C,) each, of x (n, C, ...).
+
+    >>> batch_statistics(torch.tensor([[1.0], [3.0]]))
+    (tensor([2.]), tensor([1.0000]))
+    """
+    if x.is_contiguous() or x.device.type != "cpu":
+        return pooled(*sample_moments(x))
+    # Pixel by pixel, PyTorch's own are fast; not every device has them.
+    mean, variance = torch.ops.aten.batch_norm_update_stats(x, None, None, 0.0)
+    return mean, variance
 
 
 def sample_moments(x: Tensor) -> tuple[Tensor, Tensor]:

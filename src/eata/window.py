@@ -105,7 +105,7 @@ class Window(Adapter):
         self.settings = {"length": length, "exact": exact}
         self._prepared = model._prepared
         self._undo = model._undo
-        self._learning = True
+        self._learning = self._channels_last = True
         self._batch_norm = model._batch_norm = False  # no warning of small batches: the window is the batch
         self._warned = model._warned
         self._source_digest = None
@@ -278,9 +278,9 @@ class Window(Adapter):
             return
         places = [list(known)[index] for index in choice.index.tolist()]
         moments = _Moments(self, [], self._count)  # the window's have theirs in them already
-        with self._normalizing(moments.normalize):
-            logits = self._forward(
-                torch.stack([image for place in places if (image := self._images[place]) is not None])
+        with self._normalizing(moments.normalize_for_step):
+            logits = self._in_best_layout(
+                self._forward, torch.stack([image for place in places if (image := self._images[place]) is not None])
             )
         model.stats.forwards += len(logits)
         model._learn(logits, Choice(torch.arange(len(logits), device=logits.device), choice.weight, choice.reliable))
@@ -352,19 +352,22 @@ class _Moments:
         mean, variance = window._room
         variance.addcmul_(mean, mean, value=-1).clamp_(min=0)
         mean += window._source[0]
-        if self.few and self.share:
-            window._room[:, first.shape[1] :].lerp_(window._source[:, first.shape[1] :], self.share)
+        if self.share and (self.few or not places):
+            since = first.shape[1] if places else 0  # the first layer still gets its own
+            window._room[:, since:].lerp_(window._source[:, since:], self.share)
 
     def normalize(self, layer: _Layer, x: Tensor) -> Tensor:
         """What the layer gives for x. A small layer takes no longer than ten operations, so there are few."""
-        if not torch.is_grad_enabled():
-            return layer.normalize(x, *self._statistics(layer, x, *self._own(layer, x)))
+        return layer.normalize(x, *self._statistics(layer, x, *self._own(layer, x)))
+
+    def normalize_for_step(self, layer: _Layer, x: Tensor) -> Tensor:
+        """The same with a graph, for samples whose moments are in the window's already."""
+        mean, variance = self.window._statistics_by_layer[layer.index]
+        if x.numel() == layer.channels:  # one value per channel has no variance, nor has a window of one
+            given = (layer.mean, layer.variance) if self.count == 1 else (mean.clone(), variance.clone())
+            return layer.normalize(x, *given)  # clones: autograd keeps them
         with torch.no_grad():
-            means, inverse = self._own(layer, x)
-            mean, variance = self._statistics(layer, x, means, inverse)
-            own_mean, own_variance = norm.pooled(means, inverse.reciprocal())
-        if x.numel() == layer.channels:  # one value per channel has no variance; autograd keeps the window's
-            return layer.normalize(x, mean.clone(), variance.clone())
+            own_mean, own_variance = norm.batch_statistics(x.detach().to(layer.mean.dtype))
         return _OwnGradient.apply(x, layer.weight, layer.bias, own_mean, own_variance, mean, variance, layer.eps)  # type: ignore[no-any-return,no-untyped-call]
 
     def _own(self, layer: _Layer, x: Tensor) -> tuple[Tensor, Tensor]:
