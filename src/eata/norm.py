@@ -171,7 +171,7 @@ def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance (biased) over all samples, (C,) each, of x (n, C, ...).
 
     >>> batch_statistics(torch.tensor([[1.0], [3.0]]))
-    (tensor([2.]), tensor([1.0000]))
+    (tensor([2.]), tensor([1.]))
     """
     if x.is_contiguous() or x.device.type != "cpu":
         return pooled(*sample_moments(x))
