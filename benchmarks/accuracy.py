@@ -10,6 +10,7 @@ the depth cut is `layers=` with a third of the normalization layers.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import mean
 
@@ -34,11 +35,13 @@ def build(weights: Path | None, fisher: dict[str, Tensor], method: str, how: str
     return eata.EATA(net, fisher, backward=how, **eata.preset("cifar10"))  # type: ignore[arg-type]
 
 
-def error(model: eata.Adapter, batches: list[tuple[Tensor, Tensor]]) -> float:
-    """In percent, over the whole stream, the model adapting as it goes."""
-    model.reset()
-    wrong = sum(int((model(x).argmax(1) != y).sum()) for x, y in batches)
-    return 100 * wrong / sum(len(y) for _, y in batches)
+def error(model: eata.Adapter, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
+    """In percent, the model going on from where it is, and adapting as it goes."""
+    wrong = total = 0
+    for x, y in batches:
+        wrong += int((model(x).argmax(1) != y).sum())
+        total += len(y)
+    return 100 * wrong / total
 
 
 def main() -> None:
@@ -59,6 +62,7 @@ def main() -> None:
         stream = eata.data.load("cifar10", corruption=corruption, severity=5, limit=arguments.limit)
         batches = list(stream.batches(64, seed=arguments.seed, mean=mean_, std=std))
         for side, model in models.items():
+            model.reset()
             errors[side].append(error(model, batches))
         stats = models["EATA", "rows"].stats
         cells = " | ".join(f"{errors[side][-1]:.1f}" for side in SIDES)

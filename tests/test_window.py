@@ -373,10 +373,11 @@ def test_the_statistics_weigh_samples_of_all_sizes_alike():
     torch.testing.assert_close(logits, net[3](((small - mean) / (var + 1e-5).sqrt()).mean().view(1, 1)).detach())
 
 
-def test_a_net_without_batch_norm_steps_once_per_window(trained, stream):
-    model = eata.Window(eata.Tent(trained("gn", torch.float64), lr=0.05), length=4)
+@pytest.mark.parametrize("length", [4, 40])
+def test_a_net_without_batch_norm_steps_once_per_window(trained, stream, length):
+    model = eata.Window(eata.Tent(trained("gn", torch.float64), lr=0.05), length=length)
     plain = eata.Tent(trained("gn", torch.float64), lr=0.05)
-    for x in stream([4, 4], torch.float64):
+    for x in stream([length, length], torch.float64):
         expected = plain(x)
         torch.testing.assert_close(torch.cat([model(image[None]) for image in x]), expected)
 

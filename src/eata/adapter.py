@@ -111,17 +111,17 @@ class Adapter:
     def _predict_and_adapt(self, x: Tensor) -> Tensor:
         """One clean batch. Methods that learn override this."""
         with torch.no_grad():
-            logits = self._in_best_layout(self._forward, x)
+            logits = self._forward_in_best_layout(x)
         self.stats.forwards += len(x)
         return logits
 
-    def _in_best_layout(self, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    def _forward_in_best_layout(self, x: Tensor) -> Tensor:
         """Logits of images that lie pixel by pixel, which CPU kernels like best (0.8 of the time)."""
         if not self._channels_last or x.dim() != 4 or x.device.type != "cpu":
-            return forward(x)
+            return self._forward(x)
         with contextlib.suppress(Exception):
-            return forward(x.contiguous(memory_format=torch.channels_last))
-        logits = forward(x)  # the net's own errors come again
+            return self._forward(x.contiguous(memory_format=torch.channels_last))
+        logits = self._forward(x)  # the net's own errors come again
         self._channels_last = False  # it takes images apart by .view(), say, which does not run on every layout
         return logits
 

@@ -57,7 +57,7 @@ class Window(Adapter):
     sample's own moments are left out in deeper layers until it is predicted, where the window is at least 32 times as
     many; if it then turns out to be far from the others, it is forwarded again with its own. On the shipped
     ResNet-26 (L = 64, Gaussian noise and contrast at severity 5) the deeper layers' means then differ from the exact
-    window's by 0.01 to 0.03 standard deviations, their variances by 2 to 6 per cent (``python -m benchmarks.window
+    window's by 0.01 to 0.02 standard deviations, their variances by 2 to 6 per cent (``python -m benchmarks.window
     --layers``). After a sudden shift the average forgets slowly: 63 per cent of it in 2 L samples.
 
     A gradient step comes once in every L samples, over those of the window that the method chooses. The default chooses
@@ -279,8 +279,8 @@ class Window(Adapter):
         places = [list(known)[index] for index in choice.index.tolist()]
         moments = _Moments(self, [], self._count)  # the window's have theirs in them already
         with self._normalizing(moments.normalize_for_step):
-            logits = self._in_best_layout(
-                self._forward, torch.stack([image for place in places if (image := self._images[place]) is not None])
+            logits = self._forward_in_best_layout(
+                torch.stack([image for place in places if (image := self._images[place]) is not None])
             )
         model.stats.forwards += len(logits)
         model._learn(logits, Choice(torch.arange(len(logits), device=logits.device), choice.weight, choice.reliable))
@@ -342,7 +342,7 @@ class _Moments:
         self.count = count
         self.share = window.source_share(count)
         self.part = len(places) / count  # of the window that gets new moments
-        self.few = 0 < MANY * len(places) <= count if few is None else few
+        self.few = 0 < MANY * len(places) <= count and len(window._layers) > 1 if few is None else few
         #: for each layer: mean, and one over the standard deviation, of each sample's channels, (k, C) each
         self._new: list[tuple[Tensor, Tensor] | None] = [None] * len(window._layers)
         weights = window._moments.new_full((1, window.length), 1 / max(1, count - len(places)))
