@@ -2,6 +2,7 @@
 
 from eata import data, functional, models
 from eata.adapter import Adapter, Stats
+from eata.errors import EataError, InputError, StateError
 from eata.importance import fisher, in_distribution
 from eata.methods import BN, EATA, ETA, MEMO, TTT, Augment, Source, Tent, method, preset
 from eata.norm import check
@@ -15,7 +16,10 @@ __all__ = [
     "TTT",
     "Adapter",
     "Augment",
+    "EataError",
+    "InputError",
     "Source",
+    "StateError",
     "Stats",
     "Tent",
     "Window",

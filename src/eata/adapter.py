@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from eata import functional, norm, rows, state
+from eata.errors import EataError
 
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 Backward = Literal["rows", "full"]
@@ -74,7 +75,7 @@ class Adapter:
         if not isinstance(net, nn.Module):
             raise TypeError(f"eata.{type(self).__name__} wraps a torch.nn.Module, not a {type(net).__name__}.")
         if any(parameter.is_inference() for parameter in net.parameters()):
-            raise ValueError(
+            raise EataError(
                 "This net was made under torch.inference_mode and can't be adapted; build it outside of it."
             )
         self.net = net
@@ -146,16 +147,16 @@ class Adapter:
                 or "dimension" in str(problem)
                 or "channels" in str(problem)
             ):
-                raise ValueError(f"The net does not take input of shape {tuple(x.shape)}: {problem}") from problem
+                raise EataError(f"The net does not take input of shape {tuple(x.shape)}: {problem}") from problem
             raise
         logits = logits_of(output)
         if logits.dim() < 2 or len(logits) != len(x):
-            raise ValueError(
+            raise EataError(
                 f"The net gave logits of shape {tuple(logits.shape)} for input of shape {tuple(x.shape)}; eata needs "
                 "(B, C) or (B, C, ...) with the batch first on both sides: add the batch dimension with x[None]?"
             )
         if logits.shape[1] < 2:
-            raise ValueError(f"The net has {logits.shape[1]} class; entropy needs at least 2.")
+            raise EataError(f"The net has {logits.shape[1]} class; entropy needs at least 2.")
         return logits
 
     def _without_bad_rows(self, x: Tensor, good: Tensor) -> Tensor:
@@ -173,15 +174,15 @@ class Adapter:
         if not isinstance(x, Tensor):
             raise TypeError(f"The input is a {type(x).__name__}; eata takes a batch as one tensor.")
         if x.dim() == 0 or len(x) == 0:
-            raise ValueError(f"The batch is empty (shape {tuple(x.shape)}); skip it.")
+            raise EataError(f"The batch is empty (shape {tuple(x.shape)}); skip it.")
         if not x.is_floating_point() and x.dim() > 2:
-            raise ValueError(
+            raise EataError(
                 f"The images are {x.dtype}; the net wants floats, normalized as in its training "
                 "(for example (x / 255 - mean) / std)."
             )
         device = next(self.net.parameters(), x).device
         if x.device != device:
-            raise ValueError(f"The input is on {x.device} and the net on {device}; use x.to({str(device)!r}).")
+            raise EataError(f"The input is on {x.device} and the net on {device}; use x.to({str(device)!r}).")
         return x.clone() if x.is_inference() else x
 
     def _warn_once(self, text: str) -> None:
@@ -230,17 +231,17 @@ class Adapter:
         """Take over a state of the same method, settings and source model; any other raises and changes nothing."""
         self._require_wrapped()
         if not isinstance(saved, dict) or "method" not in saved:
-            raise ValueError("This is not an adaptation state; pass what state_dict() gave.")
+            raise EataError("This is not an adaptation state; pass what state_dict() gave.")
         if saved["method"] != type(self).__name__:
-            raise ValueError(f"The state is of eata.{saved['method']}, and this is eata.{type(self).__name__}.")
+            raise EataError(f"The state is of eata.{saved['method']}, and this is eata.{type(self).__name__}.")
         for name in self.state_dict():
             if name not in saved:
-                raise ValueError(f"The state has no '{name}', so it is of another version of eata; adapt anew.")
+                raise EataError(f"The state has no '{name}', so it is of another version of eata; adapt anew.")
         if saved["source"] != self.source_digest():
-            raise ValueError("The state belongs to another model: its source weights differ; load those weights first.")
+            raise EataError("The state belongs to another model: its source weights differ; load those weights first.")
         for name, value in saved["settings"].items():
             if self.settings.get(name) != value:
-                raise ValueError(
+                raise EataError(
                     f"The state was saved with {name}={value!r}, but this model has {name}="
                     f"{self.settings.get(name)!r}; build it with the same."
                 )
@@ -259,7 +260,7 @@ class Adapter:
         try:
             self.load_state_dict(saved)
         except ValueError as problem:
-            raise ValueError(f"{path}: {problem}") from None
+            raise EataError(f"{path}: {problem}") from None
 
     def source_digest(self) -> str:
         """Hash of the source weights and statistics, the identity of the model."""
@@ -302,11 +303,11 @@ class GradientAdapter(Adapter):
     ) -> None:
         in_range("lr", lr, low=0.0, open_low=True)
         if backward not in ("rows", "full"):
-            raise ValueError(f"backward={backward!r} is neither 'rows' nor 'full'.")
+            raise EataError(f"backward={backward!r} is neither 'rows' nor 'full'.")
         if layers is not None and layers < 1:
-            raise ValueError(f"layers={layers} leaves nothing to adapt; use 1 or more, or None for all.")
+            raise EataError(f"layers={layers} leaves nothing to adapt; use 1 or more, or None for all.")
         if lean and backward != "rows":
-            raise ValueError("lean=True needs backward='rows'.")
+            raise EataError("lean=True needs backward='rows'.")
         free = self._free_parameters(net, layers)
         super().__init__(net, prior=prior, lr=lr, backward=backward, layers=layers, lean=lean)
         self.parameters = free
@@ -321,7 +322,7 @@ class GradientAdapter(Adapter):
         """What is updated: scale and shift of the normalization layers."""
         free = norm.affine_parameters(net, layers)
         if not free:
-            raise ValueError(f"eata.{type(self).__name__} has nothing to adapt. {norm.check(net)[0]}")
+            raise EataError(f"eata.{type(self).__name__} has nothing to adapt. {norm.check(net)[0]}")
         return free
 
     # --- the two answers of a method --------------------------------------------------------------------------------
@@ -443,13 +444,13 @@ def logits_of(output: Any) -> Tensor:
 
 
 def in_range(name: str, value: float, *, low: float, high: float = math.inf, open_low: bool = False) -> None:
-    """Raise a ValueError that names the argument unless low <= value <= high (low < value where open)."""
+    """Raise an error that names the argument unless low <= value <= high (low < value where open)."""
     inside = (low < value if open_low else low <= value) and value <= high and math.isfinite(value)
     if not inside:
         bound = f"above {low:g}" if open_low else f"at least {low:g}"
         if high < math.inf:
             bound += f" and at most {high:g}"
-        raise ValueError(f"{name}={value!r} is out of range: it has to be {bound}.")
+        raise EataError(f"{name}={value!r} is out of range: it has to be {bound}.")
 
 
 def _finite_rows(x: Tensor) -> Tensor | None:

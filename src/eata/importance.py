@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from eata import functional, norm
 from eata.adapter import logits_of
+from eata.errors import EataError
 
 BATCH = 64  # the paper's; beta was tuned for the square of the mean gradient of 64 samples
 
@@ -47,12 +48,12 @@ def fisher(
     ['0.bias', '0.weight']
     """
     if per not in ("batch", "sample"):
-        raise ValueError(f"per={per!r} is neither 'batch' nor 'sample'.")
+        raise EataError(f"per={per!r} is neither 'batch' nor 'sample'.")
     if samples < 1:
-        raise ValueError(f"samples={samples} is too few; the paper uses 2000, and 300 are enough.")
+        raise EataError(f"samples={samples} is too few; the paper uses 2000, and 300 are enough.")
     names = norm.affine_parameters(net)
     if not names:
-        raise ValueError(f"There is no parameter whose importance could be measured. {norm.check(net)[0]}")
+        raise EataError(f"There is no parameter whose importance could be measured. {norm.check(net)[0]}")
     squares = _batch_squares if per == "batch" else _sample_squares
     count = 0
     prepared = norm.Prepared(net, "eata.fisher", 0 if per == "batch" else math.inf)
@@ -68,11 +69,11 @@ def fisher(
     finally:
         prepared.restore()
     if count == 0:
-        raise ValueError("There are no images to measure importance on; pass a few hundred clean ones.")
+        raise EataError("There are no images to measure importance on; pass a few hundred clean ones.")
     omega = {name: value / count for name, value in total.items()}
     for name, value in omega.items():
         if not bool(torch.isfinite(value).all()):
-            raise ValueError(
+            raise EataError(
                 f"The importance of '{name}' is not finite: there is NaN or infinity in the images or the net."
             )
     return omega
@@ -99,7 +100,7 @@ def in_distribution(net: nn.Module, images: Tensor, keep: float | int) -> Tensor
     """
     number = round(keep * len(images)) if isinstance(keep, float) else keep
     if not 1 <= number <= len(images):
-        raise ValueError(f"keep={keep} of {len(images)} images leaves {number}; keep between 1 and all of them.")
+        raise EataError(f"keep={keep} of {len(images)} images leaves {number}; keep between 1 and all of them.")
     prepared = norm.Prepared(net, "eata.in_distribution", math.inf)
     try:
         with torch.no_grad():
@@ -124,7 +125,7 @@ def _sample_squares(net: nn.Module, x: Tensor, names: dict[str, nn.Parameter]) -
     losses = F.cross_entropy(logits, logits.detach().argmax(1), reduction="none")
     missing = [name for name in names if name not in copies.of]
     if missing:
-        raise ValueError(f"per='sample' can't see how '{missing[0]}' enters the net; use per='batch'.")
+        raise EataError(f"per='sample' can't see how '{missing[0]}' enters the net; use per='batch'.")
     gradients = torch.autograd.grad(functional._per_sample(losses).sum(), list(copies.of.values()))
     return {name: g.square().sum(0) for name, g in zip(copies.of, gradients, strict=True)}
 

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.utils.hooks import RemovableHandle
 
+from eata.errors import EataError
+
 LAYERS = (_NormBase, nn.GroupNorm, nn.LayerNorm)  # _NormBase: BatchNorm1d/2d/3d, SyncBatchNorm, InstanceNorm1d/2d/3d
 
 TINY = 1e-12  # keeps 1 / deviation finite
@@ -55,7 +57,7 @@ def has_batch_norm(net: nn.Module) -> bool:
 def require_unwrapped(net: nn.Module) -> None:
     """Raise if an adapter holds ``net`` now: its weights and statistics are not the source's."""
     if net in _wrapped:
-        raise ValueError(
+        raise EataError(
             f"This net is wrapped by {_wrapped[net]}; call unwrap() on that first, or use a copy of the net."
         )
 

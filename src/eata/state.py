@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from eata.errors import StateError
 from eata.files import replacing
 
 FORMAT = 1
@@ -31,22 +32,22 @@ def read(path: str | os.PathLike[str]) -> Any:
     """Read what ``write`` wrote.
 
     Raises:
-        ValueError: the file is missing, truncated, not ours, or of a newer version.
+        StateError: the file is missing, truncated, not ours, or of a newer version.
     """
     if not Path(path).is_file():
-        raise ValueError(f"There is no state file {path}; save one with model.save().")
+        raise StateError(f"There is no state file {path}; save one with model.save().")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             if "eata" not in metadata:
-                raise ValueError(f"{path} is a safetensors file, but not a state saved by eata.")
+                raise StateError(f"{path} is a safetensors file, but not a state saved by eata.")
             if int(metadata["eata"]) > FORMAT:
-                raise ValueError(
+                raise StateError(
                     f"{path} was saved by a newer eata (format {metadata['eata']}, not {FORMAT}); upgrade eata."
                 )
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (safe_open is no mapping)
     except SafetensorError as problem:
-        raise ValueError(f"{path} is truncated or not a state file ({problem}); use an earlier copy.") from None
+        raise StateError(f"{path} is truncated or not a state file ({problem}); use an earlier copy.") from None
     return _unpack(json.loads(metadata["state"]), tensors)
 
 

@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from eata import norm
 from eata.adapter import Adapter, Choice, GradientAdapter, Stats, in_range
+from eata.errors import EataError
 from eata.methods.per_image import PerImage
 
 
@@ -95,9 +96,9 @@ class Window(Adapter):
         try:
             length = operator.index(length)
         except TypeError:
-            raise ValueError(f"length={length!r} is not a whole number; count the samples, as in length=64.") from None
+            raise EataError(f"length={length!r} is not a whole number; count the samples, as in length=64.") from None
         if not exact and not isinstance(model, PerImage) and getattr(model, "episodic", False):
-            raise ValueError("An episodic method steps anew for each sample; use eata.Window(..., exact=True).")
+            raise EataError("An episodic method steps anew for each sample; use eata.Window(..., exact=True).")
         self.model = model
         self.net = model.net
         self.length = length
@@ -125,7 +126,7 @@ class Window(Adapter):
                 if not isinstance(module, _BatchNorm):
                     continue
                 if module.running_mean is None or module.running_var is None:
-                    raise ValueError(
+                    raise EataError(
                         f"BatchNorm '{name}' has no running statistics, which eata.Window needs until it is full."
                     )
                 layers.append(_Layer(module, len(layers), module.running_mean, module.running_var))

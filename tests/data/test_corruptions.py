@@ -324,7 +324,7 @@ def test_frost_names_the_photograph_that_is_missing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("gausian_noise", "'gaussian_noise'"), ("Motion Blur", "'motion_blur'"), ("x", "there are gaussian")],
+    [("gausian_noise", "'gaussian_noise'"), ("Motion Blur", "'motion_blur'"), ("x", "there are: gaussian")],
 )
 def test_unknown_name_gets_the_nearest(name: str, hint: str) -> None:
     with pytest.raises(ValueError, match=hint):

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from eata.bench.protocol import Cell, Request
 from eata.bench.store import Run
 from eata.bench.work import Result, Worker
+from eata.errors import EataError
 
 PAUSE = 0.5  # seconds between looks at what another process is doing
 RETRIES = 3  # of a cell whose Ray worker was lost
@@ -87,7 +88,7 @@ def _ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise ValueError("--engine ray needs Ray: install eata[ray], or leave --engine out.") from None
+        raise EataError("--engine ray needs Ray: install eata[ray], or leave --engine out.") from None
     return ray
 
 
@@ -98,7 +99,7 @@ def _join(ray: Any, address: str | None) -> None:
     except Exception as problem:
         where = f"at {address} cannot be reached" if address else "did not start on this machine, maybe a busy one"
         reason = str(problem).strip().partition("\n")[0] or type(problem).__name__
-        raise ValueError(f"Ray {where} ({reason}): try again, or leave --engine out.") from problem
+        raise EataError(f"Ray {where} ({reason}): try again, or leave --engine out.") from problem
 
 
 def _result(ray: Any, reference: Any, cell: Cell) -> Result:

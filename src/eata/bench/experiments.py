@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from eata.data import CORRUPTIONS
+from eata.errors import unknown
 
 Setting = float | int | str
 NATURAL = "stream"  # the column of data that is shifted by itself, such as ImageNet-R
@@ -313,19 +313,8 @@ _ALL = (
 EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in _ALL}
 
 
-def nearest(kind: str, name: str, known: Mapping[str, object] | tuple[str, ...]) -> ValueError:
-    """The error for an unknown name, with the nearest known one.
-
-    >>> nearest("experiment", "forgeting", EXPERIMENTS).args[0]
-    "There is no experiment 'forgeting'; did you mean 'forgetting'?"
-    """
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
-    hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(known)}."
-    return ValueError(f"There is no {kind} {name!r}; {hint}")
-
-
 def find(name: str) -> Experiment:
     """The experiment of this name; an unknown name is an error that says the nearest."""
     if name not in EXPERIMENTS:
-        raise nearest("experiment", name, EXPERIMENTS)
+        raise unknown("experiment", name, EXPERIMENTS)
     return EXPERIMENTS[name]

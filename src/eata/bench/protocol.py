@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from eata.bench.experiments import NATURAL, Experiment, Setting, Variant, find, nearest
+from eata.bench.experiments import NATURAL, Experiment, Setting, Variant, find
+from eata.errors import EataError, unknown
 
 BATCH = 64
 FISHER_SAMPLES = 2000
@@ -72,7 +73,7 @@ class Request:
         """What goes with the data."""
         kind = self.data.partition(":")[0]
         if kind not in TRAITS:
-            raise nearest("data set", kind, TRAITS)
+            raise unknown("data set", kind, TRAITS)
         return TRAITS[kind]
 
     @property
@@ -88,7 +89,7 @@ class Request:
         if self.models:
             return self.models[0]
         if not known:
-            raise ValueError(f"Which model is to be adapted to {self.data}? Name it with --model.")
+            raise EataError(f"Which model is to be adapted to {self.data}? Name it with --model.")
         return known.get(kind, known["bn"])
 
 
@@ -158,10 +159,10 @@ def plan(request: Request, available: int) -> list[Cell]:
     """
     experiment = find(request.experiment)
     if len(request.models) > 1 and not experiment.by_model:
-        raise ValueError(f"{experiment.name} takes one model, not {len(request.models)}; several are for 'backbones'.")
+        raise EataError(f"{experiment.name} takes one model, not {len(request.models)}; several are for 'backbones'.")
     for severity in request.severities:
         if severity not in range(1, 6):
-            raise ValueError(f"There is no severity {severity}; there are 1 (slight) to 5 (severe).")
+            raise EataError(f"There is no severity {severity}; there are 1 (slight) to 5 (severe).")
     cells = [
         cell
         for severity in request.severities or experiment.severities
@@ -185,7 +186,7 @@ def _chosen(experiment: Experiment, request: Request) -> list[Variant]:
         return list(variants)
     for name in request.methods:
         if name not in names:
-            raise nearest("method", name, tuple(names))
+            raise unknown("method", name, tuple(names))
     if request.methods:
         rows = {variant.row for variant in variants}
         return [

@@ -17,6 +17,7 @@ from eata.bench.protocol import Request
 from eata.bench.run import load
 from eata.bench.store import Run
 from eata.bench.tables import Line, Table
+from eata.errors import EataError
 from eata.files import replacing
 
 SAMPLES = 4  # images of each corruption
@@ -116,7 +117,7 @@ def _samples(request: Request, table: Table) -> list[tuple[str, str]]:
         try:
             stream = eata.data.load(spec, corruption=corruption, severity=severity, limit=SAMPLES)
             images, _ = next(stream.batches(SAMPLES, seed=None))
-        except (ValueError, OSError, StopIteration):  # the page is about the results; they are here without the data
+        except (EataError, OSError, StopIteration):  # the page is about the results; they are here without the data
             continue
         strip = np.concatenate([*(images * 255).round().byte().permute(0, 2, 3, 1).numpy()], axis=1)
         strips.append((name, _data_url(Image.fromarray(strip))))

@@ -14,6 +14,7 @@ from eata.bench.protocol import Request, plan
 from eata.bench.store import Run, create
 from eata.bench.tables import Table, tabulate
 from eata.bench.work import Worker, needs_fisher
+from eata.errors import EataError
 
 
 def execute(
@@ -36,16 +37,16 @@ def execute(
     for spec in (request.data, request.clean_data or ""):  # before a model is fetched for them
         path = spec.partition(":")[2]
         if path and not Path(path).expanduser().is_dir():
-            raise ValueError(f"{path} (of {spec}) is not a folder.")
+            raise EataError(f"{path} (of {spec}) is not a folder.")
     worker = Worker(request)
     images = min(worker.available(model) for model in request.models or (request.net("bn"),))
     cells = plan(request, images)
     if not cells:
-        raise ValueError(
+        raise EataError(
             f"{experiment.name} needs more images of {request.data} than {min(images, request.limit or images)}."
         )
     if request.clean_data is None and any(needs_fisher(cell) for cell in cells):
-        raise ValueError(
+        raise EataError(
             f"EATA needs clean images beside {request.data}: name them (--clean imagenet:PATH), or "
             "leave EATA out with --methods source,bn,tent,eta."
         )

@@ -21,6 +21,7 @@ import torch
 import eata
 from eata.bench.protocol import Cell, Request, Stage, digest
 from eata.bench.work import Result, Worker
+from eata.errors import EataError
 from eata.files import replacing
 
 FORMAT = 1
@@ -39,15 +40,15 @@ class Run:
         if not path.is_file():
             inside = sorted(item.parent.name for item in folder.glob(f"*/{MANIFEST}"))
             hint = f"it holds the runs {', '.join(inside)}" if inside else f"there is no {MANIFEST} in it"
-            raise ValueError(f"{folder} is not a run: {hint}.")
+            raise EataError(f"{folder} is not a run: {hint}.")
         self.folder = folder
         try:
             self.manifest: dict[str, Any] = json.loads(path.read_text("utf-8"))
             found = (self.manifest["format"], self.manifest["versions"]["eata"])
         except (ValueError, KeyError, TypeError) as problem:
-            raise ValueError(f"{path} is damaged ({problem}); remove the folder and run again.") from None
+            raise EataError(f"{path} is damaged ({problem}); remove the folder and run again.") from None
         if found != (FORMAT, eata.__version__):
-            raise ValueError(
+            raise EataError(
                 f"{folder} was made by eata {found[1]} (format {found[0]}), and this is eata {eata.__version__} "
                 f"(format {FORMAT}): their results are not mixed. Use that version, or choose another --out."
             )
@@ -75,7 +76,7 @@ class Run:
         except FileNotFoundError:
             return None
         except ValueError as problem:
-            raise ValueError(f"{path} is damaged ({problem}); remove it and run the same command again.") from None
+            raise EataError(f"{path} is damaged ({problem}); remove it and run the same command again.") from None
         return found
 
     def done(self, cell: Cell) -> bool:

@@ -27,6 +27,7 @@ from eata import state
 from eata.bench.experiments import MIXED
 from eata.bench.protocol import FISHER_SAMPLES, Cell, Request, Stage
 from eata.data import CORRUPTIONS, Stream
+from eata.errors import EataError
 from eata.files import replacing
 from eata.functional import entropy
 
@@ -58,7 +59,7 @@ class Worker:
     def _stream(self, corruption: str | None, severity: int, limit: int | None, clean: bool, size: int) -> Stream:
         spec = self.request.clean_data if clean else self.request.data
         if spec is None:
-            raise ValueError(
+            raise EataError(
                 f"Clean images are needed beside {self.request.data}; name them, such as --clean imagenet:PATH."
             )
         return eata.data.load(spec, corruption=corruption, severity=severity, limit=limit, size=size)
@@ -100,7 +101,7 @@ class Worker:
         severity = (self.request.severities or (5,))[0]
         stream = self.stream(corruption, severity, None, False, self._size(name))
         if not stream.class_names:
-            raise ValueError(
+            raise EataError(
                 f"{self.request.data} has no labels to measure with: sort its images into a folder a class, or see "
                 "'eata predict', which needs none."
             )
@@ -175,7 +176,7 @@ class Worker:
         needed = {(cell.model, self._fisher_samples(cell)) for cell in cells if needs_fisher(cell)}
         with _threads(self.request.threads):
             for model, samples in sorted(needed):
-                with contextlib.suppress(ValueError):  # the cells will say what is wrong
+                with contextlib.suppress(EataError):  # the cells will say what is wrong
                     self.fisher(model, samples)
 
     def _stages(self, cell: Cell, advance: Advance) -> list[Result]:

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from eata import allocator
 from eata.cli import bench, corrupt, data, demo, predict, report, train
+from eata.errors import EataError
 
 app = typer.Typer(
     name="eata",
@@ -27,7 +28,7 @@ app.command()(corrupt.corrupt)
 app.command()(train.train)
 
 
-def _sentence(problem: ValueError | OSError) -> str:
+def _sentence(problem: EataError | OSError) -> str:
     """What went wrong, in words instead of the system's numbers."""
     if isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT):
         return (
@@ -44,7 +45,7 @@ def main() -> None:
     allocator.keep_freed_memory()
     try:
         app()
-    except (ValueError, OSError) as problem:
+    except (EataError, OSError) as problem:
         Console(stderr=True).print(
             f"eata: {_sentence(problem)}", style="bold red", markup=False, highlight=False, soft_wrap=True
         )

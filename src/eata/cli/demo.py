@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from eata.errors import EataError
+
 if TYPE_CHECKING:
     from eata.bench.tables import Table
 
@@ -37,7 +39,7 @@ def demo(
         console.print(grid)
     if table.failures:
         cell, error = table.failures[0]
-        raise ValueError(f"{len(table.failures)} streams failed, the first ({cell}) with: {error}")
+        raise EataError(f"{len(table.failures)} streams failed, the first ({cell}) with: {error}")
     page, *_ = write(run, run.folder)
     console.print(f"{what_happened(table)}\n\n{what_next()}\n", highlight=False, soft_wrap=True)
     console.print(f"Report: {page.resolve()}", highlight=False, soft_wrap=True)

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from eata.errors import EataError
+
 if TYPE_CHECKING:
     from rich.console import Console
     from torch import Tensor, nn
@@ -58,7 +60,7 @@ def predict(
     import eata.models
 
     if out.suffix not in (".csv", ".parquet"):
-        raise ValueError(f"{out} is neither a .csv nor a .parquet file.")
+        raise EataError(f"{out} is neither a .csv nor a .parquet file.")
     if out.suffix == ".parquet":
         _pyarrow()
     net = eata.models.load(model, weights=weights)
@@ -96,11 +98,11 @@ class Job:
         if not self.state.exists() or not self.table.exists():
             begin = f"remove {self.table}" if self.table.exists() else "leave --resume out"
             missing = self.table if self.state.exists() else self.state
-            raise ValueError(f"There is nothing to resume, for {missing} is not there: {begin} to begin.")
+            raise EataError(f"There is nothing to resume, for {missing} is not there: {begin} to begin.")
         found = _read_state(self.state)
         position = found.get("predict")
         if position is None or position["images"] != self._digest(position["files"]):
-            raise ValueError(f"{self.state} was saved with other images (or in another order); resume with the same.")
+            raise EataError(f"{self.state} was saved with other images (or in another order); resume with the same.")
         return found
 
     def refuse_to_overwrite(self, resume: bool) -> None:
@@ -108,7 +110,7 @@ class Job:
         if not resume and (self.out.exists() or self.table.exists()):
             there = self.table if self.table.exists() else self.out  # rows of an unfinished .parquet, or a finished one
             remedy = "go on with --resume" if self.table.exists() and self.state.exists() else "remove it"
-            raise ValueError(f"{there} is there already: {remedy}, or choose another --out.")
+            raise EataError(f"{there} is there already: {remedy}, or choose another --out.")
 
     def run(self, adapter: Adapter, position: dict[str, Any] | None, save_every: int) -> None:
         """Predict what is left, from this position."""
@@ -219,7 +221,7 @@ class Job:
             text += f" {at['unread']:,} could not be read: their rows say why."
         console.print(f"{text}\nPredictions: {self.out}\nState: {self.state}", highlight=False, soft_wrap=True)
         if at["unread"] == at["files"]:
-            raise ValueError(f"None of the images could be read; {self.out} says why.")
+            raise EataError(f"None of the images could be read; {self.out} says why.")
 
 
 def _ordered(places: list[Path]) -> list[tuple[Path, str]]:
@@ -236,7 +238,7 @@ def _ordered(places: list[Path]) -> list[tuple[Path, str]]:
         elif place.is_file():
             found += [(path, "") for path in _listed(place)]
         else:
-            raise ValueError(f"There is no folder or file {place}.")
+            raise EataError(f"There is no folder or file {place}.")
     if any(label for _, label in found):
         random.Random(ORDER_SEED).shuffle(found)
     return found
@@ -247,13 +249,13 @@ def _listed(file: Path) -> list[Path]:
     try:
         found = [file.parent / line for line in file.read_text("utf-8").split("\n") if line.strip()]
     except UnicodeDecodeError:
-        raise ValueError(f"{file} is neither an image nor a text file with the path of an image a line.") from None
+        raise EataError(f"{file} is neither an image nor a text file with the path of an image a line.") from None
     if not found:
-        raise ValueError(f"{file} is empty; it should have the path of an image a line.")
+        raise EataError(f"{file} is empty; it should have the path of an image a line.")
     missing = [path for path in found if not path.is_file()]
     if missing:
         more = f", nor are {len(missing) - 1} others" if len(missing) > 1 else ""
-        raise ValueError(f"{file} is read as a list of images, but {missing[0]} is not there{more}.")
+        raise EataError(f"{file} is read as a list of images, but {missing[0]} is not there{more}.")
     return found
 
 
@@ -285,7 +287,7 @@ def _fisher(net: nn.Module, folder: Path | None, config: dict[str, Any]) -> dict
     from eata.importance import BATCH
 
     if folder is None:
-        raise ValueError(
+        raise EataError(
             "EATA needs clean images, to know which weights to hold: pass a few hundred with --fisher FOLDER, or take "
             "--method eta, which needs none."
         )
@@ -305,7 +307,7 @@ def _pyarrow() -> tuple[Any, Any]:
         from pyarrow import csv as arrow_csv
         from pyarrow import parquet
     except ImportError:
-        raise ValueError("A .parquet file needs pyarrow: install eata[parquet], or write a .csv file.") from None
+        raise EataError("A .parquet file needs pyarrow: install eata[parquet], or write a .csv file.") from None
     return arrow_csv, parquet
 
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from eata.data import cifar10, digits
+from eata.errors import EataError
 from eata.models import record, zoo
 from eata.models import train as training
 from eata.models.train import RECIPES, Epoch
@@ -58,15 +59,15 @@ def train(
         _check(check)
         return
     if out is None or out.suffix != ".safetensors":
-        raise ValueError("Say where the weights go: --out FILE.safetensors.")
+        raise EataError("Say where the weights go: --out FILE.safetensors.")
     recipe = recipe or ("digits" if data == "digits" else "short")
     if data not in SETS:
-        raise ValueError(f"There is no data set {data!r} to train on; take one of {', '.join(SETS)}.")
+        raise EataError(f"There is no data set {data!r} to train on; take one of {', '.join(SETS)}.")
     if recipe not in RECIPES:
-        raise ValueError(f"There is no recipe {recipe!r}; take one of {', '.join(RECIPES)}.")
+        raise EataError(f"There is no recipe {recipe!r}; take one of {', '.join(RECIPES)}.")
     checkpoint = out.with_name(f"{out.name}.checkpoint")
     if checkpoint.exists() and not resume:
-        raise ValueError(f"{checkpoint} holds an earlier run: add --resume to go on with it, or remove it.")
+        raise EataError(f"{checkpoint} holds an earlier run: add --resume to go on with it, or remove it.")
 
     train_set, test_set = SETS[data].arrays("train"), SETS[data].arrays("test")
     torch.manual_seed(seed)
@@ -112,7 +113,7 @@ def _check(name: str) -> None:
     said = f"{name}: {found:.2f} % error measured, {made.error:.2f} % recorded ({made.images} clean test images)."
     Console().print(said, soft_wrap=True)
     if abs(found - made.error) > 100 * SAME_IMAGES / made.images + 1e-9:
-        raise ValueError(f"{name} does not do what its record says.")
+        raise EataError(f"{name} does not do what its record says.")
 
 
 def _commit() -> str:

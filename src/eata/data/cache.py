@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from eata.errors import EataError
 from eata.files import replacing
 
 
@@ -38,13 +39,13 @@ def save(path: Path, array: NDArray[Any]) -> None:
 
 
 def load(path: Path, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
-    """Read a .npy file that must hold an array of this shape and type; a ``ValueError`` says what else it holds."""
+    """Read a .npy file that must hold an array of this shape and type; an ``EataError`` says what else it holds."""
     try:
         array: NDArray[Any] = np.load(path, allow_pickle=False)
     except (ValueError, EOFError) as problem:
-        raise ValueError(f"{path} is damaged ({problem}); remove it and fetch or make it again.") from None
+        raise EataError(f"{path} is damaged ({problem}); remove it and fetch or make it again.") from None
     if array.shape != shape or array.dtype != dtype:
-        raise ValueError(
+        raise EataError(
             f"{path} holds {array.dtype} {array.shape}, not {dtype} {shape}; remove it and fetch or make it again."
         )
     return array

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from eata.data import cache, corruptions
 from eata.data.corruptions import corrupt
+from eata.errors import EataError
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 COUNTS = {"train": 50_000, "test": 10_000}
@@ -54,9 +55,9 @@ def published(path: Path, corruption: str, severity: int) -> tuple[Tensor, Tenso
         images = np.load(file, mmap_mode="r", allow_pickle=False)
         labels = np.load(path / "labels.npy", allow_pickle=False)
     except (ValueError, EOFError) as problem:
-        raise ValueError(f"{file} is damaged ({problem}); unpack it again.") from None
+        raise EataError(f"{file} is damaged ({problem}); unpack it again.") from None
     if images.shape != (5 * count, SIDE, SIDE, 3) or images.dtype != np.uint8 or labels.shape != (5 * count,):
-        raise ValueError(
+        raise EataError(
             f"{file} holds {images.dtype} {images.shape} with {len(labels)} labels, not 50,000 uint8 images of 32x32x3."
         )
     pixels = np.ascontiguousarray(images[cell].transpose(0, 3, 1, 2))

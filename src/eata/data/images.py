@@ -17,6 +17,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from eata.data.stream import Batch, Stream
+from eata.errors import EataError
 
 SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".gif", ".bmp", ".dib", ".webp", ".tif", ".tiff"),
@@ -51,7 +52,7 @@ def by_subfolder(folder: Path) -> tuple[list[Path], list[int], list[str]]:
     labels = [label for label, name in enumerate(names) for _ in found[name]]
     loose = sorted(path for path in folder.iterdir() if not path.is_dir() and _is_image(path.name))
     if not files and not loose:
-        raise ValueError(f"{folder} has no images (looked for {' '.join(SUFFIXES)}).")
+        raise EataError(f"{folder} has no images (looked for {' '.join(SUFFIXES)}).")
     return files + loose, labels + [UNKNOWN] * len(loose), names
 
 
@@ -62,7 +63,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
         high = np.asarray(image).astype(np.int64) >> 8
         image = Image.fromarray(high.clip(0, 255).astype(np.uint8))
     if image.mode == "F":
-        raise ValueError("its pixels are floating-point numbers, so how bright white is, is not known")
+        raise EataError("its pixels are floating-point numbers, so how bright white is, is not known")
     return image.convert("RGB")
 
 

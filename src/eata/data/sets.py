@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import Tensor
 from eata.data import cache, cifar10, corruptions, digits, imagenet, images
 from eata.data.corruptions import corrupt
 from eata.data.stream import ArrayStream, Stream
+from eata.errors import EataError, unknown
 
 SPECS = ("digits", "cifar10", "cifar10-c[:PATH]", "imagenet:PATH", "imagenet-c:PATH", "imagenet-r:PATH", "folder:PATH")
 
@@ -58,15 +58,15 @@ def load(
     path = Path(rest).expanduser() if rest else None
     known = {name.partition(":")[0].removesuffix("["): name for name in SPECS}
     if kind not in known:
-        raise ValueError(f"There is no data set {kind!r}{_nearest(kind, known)}; known are {', '.join(SPECS)}.")
+        raise unknown("data set", kind, known, f"Write one of {', '.join(SPECS)}.")
     if path is None and known[kind].endswith(":PATH"):
-        raise ValueError(f"{kind!r} needs its folder: write {known[kind]}.")
+        raise EataError(f"{kind!r} needs its folder: write {known[kind]}.")
     if path is not None and ":" not in known[kind]:
-        raise ValueError(f"{kind!r} takes no path; write {kind!r} alone.")
+        raise EataError(f"{kind!r} takes no path; write {kind!r} alone.")
     if split not in ("train", "test"):
-        raise ValueError(f"There is no split {split!r}; take 'train' or 'test'.")
+        raise EataError(f"There is no split {split!r}; take 'train' or 'test'.")
     if limit is not None and limit < 1:
-        raise ValueError(f"limit={limit} leaves no images; take 1 or more, or None for all.")
+        raise EataError(f"limit={limit} leaves no images; take 1 or more, or None for all.")
     if corruption is not None:
         corruptions.check(corruption, severity)
     if path is None:
@@ -98,7 +98,7 @@ def _published_cifar10(path: Path, split: str, corruption: str | None, severity:
     if corruption is None:  # the published files have no clean images
         return _from_arrays("cifar10", split, None, severity, limit)
     if split == "train":
-        raise ValueError("CIFAR-10-C has no training split; take cifar10, whose images are corrupted here.")
+        raise EataError("CIFAR-10-C has no training split; take cifar10, whose images are corrupted here.")
     pixels, labels = cifar10.published(path, corruption, severity)
     return ArrayStream(_name("cifar10-c", corruption, severity), cifar10.CLASSES, pixels[:limit], labels[:limit])
 
@@ -111,12 +111,12 @@ def _from_files(
     prepare = partial(images.resize_and_crop, side=size)
     made_here = corruption
     if kind != "imagenet" and split == "train":
-        raise ValueError(f"{kind}:PATH has no training split; name the folder of the images that you want.")
+        raise EataError(f"{kind}:PATH has no training split; name the folder of the images that you want.")
     if kind == "imagenet":
         files, labels = imagenet.labelled(imagenet.clean_folder(path, split), imagenet.full_index())
     elif kind == "imagenet-c":
         if corruption is None:
-            raise ValueError("ImageNet-C has no clean images; name a corruption, or take imagenet:PATH.")
+            raise EataError("ImageNet-C has no clean images; name a corruption, or take imagenet:PATH.")
         folder, made_here = imagenet.corrupted_folder(path, corruption, severity), None
         files, labels = imagenet.labelled(folder, imagenet.full_index())
         prepare = partial(images.crop, side=size)  # they are stored at 224x224
@@ -153,8 +153,3 @@ def _spread(items: Sequence[Item], limit: int | None) -> Sequence[Item]:
 
 def _name(kind: str, corruption: str | None, severity: int) -> str:
     return f"{kind} {corruption} {severity}" if corruption else kind
-
-
-def _nearest(word: str, known: dict[str, str]) -> str:
-    close = difflib.get_close_matches(word, known, 1)
-    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from eata.errors import EataError
+
 Batch = tuple[Tensor, Tensor]
 
 
@@ -77,7 +79,7 @@ class Stream(ABC):
         (torch.Size([4, 3, 32, 32]), torch.float32, torch.int64)
         """
         if size < 1:
-            raise ValueError(f"A batch of {size} images cannot be; take 1 or more.")
+            raise EataError(f"A batch of {size} images cannot be; take 1 or more.")
         count = len(self)
         # RandomState is the one generator of numpy whose draws are promised to stay the same in later versions.
         order = np.arange(count) if seed is None else np.random.RandomState(seed).permutation(count)
@@ -88,17 +90,17 @@ class Stream(ABC):
             yield images.float().sub_(offset).div_(scale), labels
 
     def require(self, classes: int) -> None:
-        """Raise ``ValueError`` unless a model with this number of classes fits the labels."""
+        """Raise ``EataError`` unless a model with this number of classes fits the labels."""
         if not self.class_names:
             return
         if self.class_index is not None:
             if max(self.class_index) >= classes:
-                raise ValueError(
+                raise EataError(
                     f"The model has {classes} classes, but {self.name} picks its {len(self.class_names)} "
                     "from the 1000 of ImageNet: they do not belong together."
                 )
         elif len(self.class_names) != classes:
-            raise ValueError(
+            raise EataError(
                 f"The model has {classes} classes, but {self.name} has {len(self.class_names)}: "
                 "they do not belong together."
             )

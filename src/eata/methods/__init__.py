@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Collection
 
 from eata.adapter import Adapter
+from eata.errors import unknown
 from eata.methods.augment import Augment
 from eata.methods.bn import BN
 from eata.methods.eata import EATA, ETA
@@ -74,5 +74,4 @@ def preset(name: str, method: type[Adapter] = EATA) -> dict[str, float]:
 def _known(kind: str, name: str, table: Collection[str]) -> str:
     if name in table:
         return name
-    near = difflib.get_close_matches(name, table, n=1, cutoff=0.0)
-    raise ValueError(f"There is no {kind} {name!r}; did you mean {near[0]!r}? There are: {', '.join(table)}.")
+    raise unknown(kind, name, table)

@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from eata.adapter import Adapter, in_range
+from eata.errors import EataError
 
 
 class BN(Adapter):
@@ -26,5 +27,5 @@ class BN(Adapter):
         in_range("prior", prior, low=0.0)
         layers = [module for module in net.modules() if isinstance(module, _BatchNorm)]
         if not layers or any(layer.running_mean is None for layer in layers):
-            raise ValueError("eata.BN mixes the running statistics of BatchNorm layers, and this net has none.")
+            raise EataError("eata.BN mixes the running statistics of BatchNorm layers, and this net has none.")
         super().__init__(net, prior=prior)

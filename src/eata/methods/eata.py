@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from eata import functional
 from eata.adapter import Backward, Choice, MakeOptimizer, in_range
+from eata.errors import EataError
 from eata.methods.tent import Tent
 
 
@@ -151,14 +152,14 @@ def _matching(fisher: Mapping[str, Tensor], parameters: Mapping[str, nn.Paramete
         raise TypeError(f"fisher is a {type(fisher).__name__}; pass what eata.fisher(net, images) gave.")
     for name, parameter in parameters.items():
         if name not in fisher:
-            raise ValueError(
+            raise EataError(
                 f"The Fisher is of another model: it has no '{name}'; compute it with eata.fisher(net, images)."
             )
         if fisher[name].shape != parameter.shape:
-            raise ValueError(
+            raise EataError(
                 f"The Fisher is of another model: '{name}' has shape {tuple(fisher[name].shape)} there and "
                 f"{tuple(parameter.shape)} here; compute it with eata.fisher(net, images)."
             )
         if not bool(torch.isfinite(fisher[name]).all()):
-            raise ValueError(f"The Fisher of '{name}' is not finite; compute it again on finite images.")
+            raise EataError(f"The Fisher of '{name}' is not finite; compute it again on finite images.")
     return {name: fisher[name].detach().to(p.device, p.dtype).clone() for name, p in parameters.items()}

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from eata.adapter import Adapter, in_range
 from eata.augmentation import Copies
+from eata.errors import EataError
 
 
 class PerImage(Adapter):
@@ -40,7 +41,7 @@ class PerImage(Adapter):
     def _forward(self, x: Tensor) -> Tensor:
         logits = super()._forward(x)
         if logits.dim() > 2:
-            raise ValueError(
+            raise EataError(
                 f"The net gave logits of shape {tuple(logits.shape)}; eata.{type(self).__name__} is for classifiers "
                 "with one prediction for each image."
             )
@@ -49,11 +50,11 @@ class PerImage(Adapter):
     def _checked(self, x: Tensor) -> Tensor:
         x = super()._checked(x)
         if x.dim() != 4:
-            raise ValueError(
+            raise EataError(
                 f"eata.{type(self).__name__} makes copies of images and takes (B, C, H, W), not {tuple(x.shape)}."
             )
         if len(self.copies.mean) not in (1, x.shape[1]):
-            raise ValueError(
+            raise EataError(
                 f"The images have {x.shape[1]} channels, but net.pretrained_cfg['mean'] has {len(self.copies.mean)}."
             )
         return x

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from eata.adapter import GradientAdapter, MakeOptimizer
 from eata.augmentation import rotate
+from eata.errors import EataError
 from eata.methods.per_image import PerImage
 
 
@@ -49,7 +50,7 @@ class TTT(PerImage, GradientAdapter):
         seed: int = 0,
     ) -> None:
         if not callable(getattr(net, "rotation", None)) or getattr(net, "rotation_head", net) is None:
-            raise ValueError(
+            raise EataError(
                 "eata.TTT learns from a rotation head, and this net has none; train one jointly, for example with "
                 "'eata train --model resnet26-gn-rotation'."
             )
@@ -92,7 +93,7 @@ class TTT(PerImage, GradientAdapter):
     def _checked(self, x: Tensor) -> Tensor:
         x = super()._checked(x)
         if x.shape[2] != x.shape[3]:
-            raise ValueError(
+            raise EataError(
                 f"eata.TTT turns images by 90 degrees, so they have to be square, not {x.shape[2]} x {x.shape[3]}; "
                 "crop or resize them."
             )

@@ -11,6 +11,7 @@ from typing import Any
 import safetensors.torch
 from torch import nn
 
+from eata.errors import EataError
 from eata.files import replacing
 from eata.models.resnet26 import Norm, ResNet26
 
@@ -24,7 +25,7 @@ KINDS: dict[str, tuple[Norm, bool]] = {
 def build(kind: str, classes: int) -> ResNet26:
     """An untrained ResNet-26 of one of ``KINDS``."""
     if kind not in KINDS:
-        raise ValueError(f"There is no model {kind!r} to train; take one of {', '.join(KINDS)}.")
+        raise EataError(f"There is no model {kind!r} to train; take one of {', '.join(KINDS)}.")
     norm, rotation = KINDS[kind]
     return ResNet26(classes, norm, rotation)
 
@@ -86,7 +87,7 @@ def read(path: Path) -> Record:
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} has no record {beside.name} beside it; `eata train` writes both.") from None
     except (ValueError, KeyError, TypeError) as problem:
-        raise ValueError(f"{beside} is no record of `eata train` ({problem}).") from None
+        raise EataError(f"{beside} is no record of `eata train` ({problem}).") from None
 
 
 def restore(path: Path) -> ResNet26:
@@ -95,7 +96,7 @@ def restore(path: Path) -> ResNet26:
     content = path.read_bytes()
     found = hashlib.sha256(content).hexdigest()
     if found != record.sha256:
-        raise ValueError(
+        raise EataError(
             f"{path} is damaged: its SHA-256 is {found[:12]}, its record says {record.sha256[:12]}. "
             "Install eata again, or train it again."
         )

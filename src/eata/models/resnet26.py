@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from eata.errors import EataError
+
 Norm = Literal["bn", "gn"]
 
 WIDTHS = (16, 32, 64)
@@ -20,7 +22,7 @@ def _norm(kind: Norm) -> Callable[[int], nn.Module]:
         return nn.BatchNorm2d
     if kind == "gn":
         return lambda channels: nn.GroupNorm(8, channels)
-    raise ValueError(f"norm={kind!r} is neither 'bn' nor 'gn'.")
+    raise EataError(f"norm={kind!r} is neither 'bn' nor 'gn'.")
 
 
 class Block(nn.Module):
@@ -108,6 +110,6 @@ class ResNet26(nn.Module):
     def rotation(self, x: Tensor) -> Tensor:
         """Logits of the four rotations (0, 90, 180, 270 degrees), (B, 4)."""
         if self.rotation_head is None:
-            raise ValueError("This ResNet26 has no rotation head; build it with rotation=True and train it jointly.")
+            raise EataError("This ResNet26 has no rotation head; build it with rotation=True and train it jointly.")
         logits: Tensor = self.rotation_head(self.shared(x))
         return logits

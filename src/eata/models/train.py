@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eata.augmentation import crop_and_flip, rotate
+from eata.errors import EataError
 from eata.files import replacing
 from eata.models.resnet26 import ResNet26
 from eata.models.zoo import fill
@@ -217,9 +218,9 @@ def _load(path: Path, net: nn.Module, optimizer: torch.optim.SGD, fingerprint: d
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (safe_open is no mapping)
     except SafetensorError as problem:
-        raise ValueError(f"{path} is damaged ({problem}); remove it to start again.") from None
+        raise EataError(f"{path} is damaged ({problem}); remove it to start again.") from None
     if metadata.get("fingerprint") != json.dumps(fingerprint):
-        raise ValueError(f"{path} is no checkpoint of this recipe, seed and data set; move it away or name another.")
+        raise EataError(f"{path} is no checkpoint of this recipe, seed and data set; move it away or name another.")
     fill(net, {name[4:]: value for name, value in tensors.items() if name.startswith("net.")}, str(path))
     for name, parameter in net.named_parameters():
         # in the parameter's own memory layout: the fused optimizer walks both side by side and trusts that they match

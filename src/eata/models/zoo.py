@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import sys
 import warnings
@@ -16,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from eata.errors import EataError, unknown
 from eata.models import record
 
 WEIGHTS = Path(__file__).parent / "weights"
@@ -63,16 +63,12 @@ def load(name: str, *, weights: str | Path | None = None, classes: int | None = 
     elif ":" in name:
         net = _from_factory(name, classes)
     else:
-        close = difflib.get_close_matches(name, names(), 1, 0.4)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names())}."
-        raise ValueError(
-            f"There is no model {name!r}; {hint} Others: timm/NAME, torchvision/NAME, package.module:factory."
-        )
+        raise unknown("model", name, names(), "Others: timm/NAME, torchvision/NAME, package.module:factory.")
     if weights is not None:
         fill(net, read_weights(Path(weights)), str(weights))
     found = _config(net).get("num_classes")
     if classes is not None and found is not None and found != classes:
-        raise ValueError(f"{name} has {found} classes, not {classes}.")
+        raise EataError(f"{name} has {found} classes, not {classes}.")
     return net.eval()
 
 
@@ -111,7 +107,7 @@ def _import(package: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except Exception as problem:  # a torchvision built for another torch fails with RuntimeError and the like
-        raise ValueError(
+        raise EataError(
             f"{package} cannot be imported ({problem}); `pip install 'eata[vision]'` brings one that fits your torch."
         ) from None
 
@@ -122,7 +118,7 @@ def _built(make: Callable[..., nn.Module], *arguments: Any, **options: Any) -> n
         return make(*arguments, **options)
     except Exception as problem:
         reason = " ".join(str(problem).split()).rstrip(".") or type(problem).__name__
-        raise ValueError(f"{arguments[0]} could not be built: {reason}. Without a network give weights=FILE.") from None
+        raise EataError(f"{arguments[0]} could not be built: {reason}. Without a network give weights=FILE.") from None
 
 
 def _from_timm(name: str, pretrained: bool, classes: int | None) -> nn.Module:
@@ -152,15 +148,15 @@ def _from_factory(name: str, classes: int | None) -> nn.Module:
     try:
         factory = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError, ValueError) as problem:
-        raise ValueError(f"{name} cannot be imported: {problem}.") from None
+        raise EataError(f"{name} cannot be imported: {problem}.") from None
     finally:
         sys.path.remove(here)
     try:
         net = factory() if classes is None else factory(num_classes=classes)
     except TypeError as problem:
-        raise ValueError(f"{name} cannot be called as a factory of models: {problem}.") from None
+        raise EataError(f"{name} cannot be called as a factory of models: {problem}.") from None
     if not isinstance(net, nn.Module):
-        raise ValueError(f"{name} gives a {type(net).__name__}, not a torch.nn.Module.")
+        raise EataError(f"{name} gives a {type(net).__name__}, not a torch.nn.Module.")
     if not hasattr(net, "pretrained_cfg"):
         warnings.warn(
             f"{name} does not say how its input is normalized, so ImageNet's mean and standard deviation are assumed; "
@@ -180,15 +176,15 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             return safetensors.torch.load_file(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
     except SafetensorError as problem:
-        raise ValueError(f"{path} is no whole safetensors file ({problem}).") from None
+        raise EataError(f"{path} is no whole safetensors file ({problem}).") from None
     except Exception as problem:  # torch.load tells damaged, foreign and unsafe files apart by many exceptions
         reason = str(problem).strip().splitlines()[0] if str(problem).strip() else type(problem).__name__
-        raise ValueError(f"{path} is damaged or holds more than tensors, which could run code ({reason}).") from None
+        raise EataError(f"{path} is damaged or holds more than tensors, which could run code ({reason}).") from None
     for key in ("state_dict", "model"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
     if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise ValueError(f"{path} holds no state dict: expected are names with tensors.")
+        raise EataError(f"{path} holds no state dict: expected are names with tensors.")
     return {name.removeprefix("module."): value for name, value in content.items()}
 
 
@@ -206,7 +202,7 @@ def fill(net: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
     }
     parts = [f"{what} {_first(keys)}" for what, keys in differences.items() if keys]
     if parts:
-        raise ValueError(f"{source} does not fit the model: {'; '.join(parts)}.")
+        raise EataError(f"{source} does not fit the model: {'; '.join(parts)}.")
     net.load_state_dict(state)
 
 

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from eata import allocator
+from eata.errors import EataError
 from eata.rows.forward import Watch
 from eata.rows.gradient import Place, RowGradient, Rows
 
@@ -124,20 +125,20 @@ class Engine:
 
 
 def checked_index(logits: Tensor, index: Tensor) -> Tensor:
-    """The index, ascending or not, if it names some rows of the logits, each once; else a ValueError that says why."""
+    """The index, ascending or not, if it names some rows of the logits, each once; else an error that says why."""
     if logits.dim() == 0:
-        raise ValueError("The logits are a scalar; the batch has to be their first dimension.")
+        raise EataError("The logits are a scalar; the batch has to be their first dimension.")
     if index.dim() != 1 or index.dtype != torch.int64:
-        raise ValueError(
+        raise EataError(
             f"The index is {index.dtype} of shape {tuple(index.shape)}; it has to be a vector of int64 positions."
         )
     if not len(index):
-        raise ValueError("No row is chosen, so there is no gradient; skip the step.")
+        raise EataError("No row is chosen, so there is no gradient; skip the step.")
     low, high = int(index.min()), int(index.max())
     if low < 0 or high >= len(logits):
-        raise ValueError(f"Row {low if low < 0 else high} is outside of the batch of {len(logits)} rows.")
+        raise EataError(f"Row {low if low < 0 else high} is outside of the batch of {len(logits)} rows.")
     if len(index.unique()) != len(index):
-        raise ValueError("The index names a row twice; weigh that row instead.")
+        raise EataError("The index names a row twice; weigh that row instead.")
     return index
 
 

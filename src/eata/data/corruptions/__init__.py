@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import Tensor
 from eata.data.corruptions import blur, digital, noise, weather
 from eata.data.corruptions.constants import CIFAR, IMAGENET
 from eata.data.corruptions.draws import Draws
+from eata.errors import EataError, unknown
 
 _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "gaussian_noise": noise.gaussian_noise,
@@ -77,7 +77,7 @@ def corrupt(
     check(name, severity)
     _check_images(images)
     if min(seed, first) < 0:
-        raise ValueError(f"seed and first must be 0 or more, not {seed} and {first}.")
+        raise EataError(f"seed and first must be 0 or more, not {seed} and {first}.")
     if len(images) == 0:
         return images.clone()
     family = CIFAR if min(images.shape[2:]) <= _SMALL else IMAGENET
@@ -92,13 +92,11 @@ def corrupt(
 
 
 def check(name: Any, severity: Any) -> None:
-    """Raise ``ValueError`` unless there is such a corruption and such a severity."""
+    """Raise ``EataError`` unless there is such a corruption and such a severity."""
     if name not in CORRUPTIONS:
-        near = difflib.get_close_matches(str(name).lower().replace(" ", "_").replace("-", "_"), CORRUPTIONS, 1, 0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(CORRUPTIONS)}."
-        raise ValueError(f"there is no corruption {name!r}; {hint}")
+        raise unknown("corruption", str(name), CORRUPTIONS)
     if isinstance(severity, bool) or severity not in SEVERITIES:
-        raise ValueError(f"severity must be a whole number from 1 (slight) to 5 (severe), not {severity!r}.")
+        raise EataError(f"severity must be a whole number from 1 (slight) to 5 (severe), not {severity!r}.")
 
 
 def _check_images(images: Tensor) -> None:
@@ -106,7 +104,7 @@ def _check_images(images: Tensor) -> None:
         kind = images.dtype if isinstance(images, Tensor) else type(images).__name__
         raise TypeError(f"images must be a uint8 tensor with values 0 to 255, not {kind}; corrupt before normalizing.")
     if images.ndim != 4 or images.shape[1] != 3:
-        raise ValueError(f"images must have shape (B, 3, height, width), not {tuple(images.shape)}.")
+        raise EataError(f"images must have shape (B, 3, height, width), not {tuple(images.shape)}.")
     height, width = images.shape[2:]
     if min(height, width) < SMALLEST:
-        raise ValueError(f"images must have at least {SMALLEST} x {SMALLEST} pixels, not {height} x {width}.")
+        raise EataError(f"images must have at least {SMALLEST} x {SMALLEST} pixels, not {height} x {width}.")

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 from torch import Tensor
 
+from eata.errors import EataError
+
 _PHOTOS = ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg", "frost6.jpg")
 _SIDE = 600
 _Array = NDArray[np.float64]
@@ -42,7 +44,7 @@ def _photo(path: Path) -> Tensor:
             return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
     except OSError as problem:
         wanted = ", ".join(_PHOTOS)
-        raise ValueError(f"{path} cannot be read as an image; the frost folder needs {wanted}.") from problem
+        raise EataError(f"{path} cannot be read as an image; the frost folder needs {wanted}.") from problem
 
 
 def _scaled(piece: Tensor, scale: float) -> Tensor:
