@@ -53,7 +53,7 @@ def main() -> None:
     arguments = parser.parse_args()
     mean_, std = HALVES
     clean = eata.data.load("cifar10", limit=2000).batches(64, seed=arguments.seed, mean=mean_, std=std)
-    fisher = eata.fisher(trained(arguments.weights), torch.cat([x for x, _ in clean]), samples=2000)
+    fisher = eata.fisher(trained(arguments.weights), torch.cat([x for x, _ in clean]), samples=2000, per="sample")
     models = {side: build(arguments.weights, fisher, *side) for side in SIDES}
     errors: dict[tuple[str, str], list[float]] = {side: [] for side in SIDES}
     print("| corruption |", " | ".join(f"{m}, {b}" for m, b in SIDES), "| chosen |")

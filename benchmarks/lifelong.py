@@ -42,7 +42,7 @@ def main() -> None:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     clean = list(images(None, arguments.limit))
-    fisher = eata.fisher(trained(None), torch.cat([x for x, _ in clean[:32]]), samples=2000)
+    fisher = eata.fisher(trained(None), torch.cat([x for x, _ in clean[:32]]), samples=2000, per="sample")
     for beta in arguments.beta:
         fresh = error(build(beta, fisher), clean)
         model = build(beta, fisher)

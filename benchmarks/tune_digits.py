@@ -47,7 +47,7 @@ def main() -> None:
             print(f"{name} {value:g}: {errors[value]:.2f} %", flush=True)
         chosen[name] = min(errors, key=errors.__getitem__)
 
-    fisher = eata.fisher(copy.deepcopy(net), clean.batches(64, **CONFIG), samples=FISHER)
+    fisher = eata.fisher(copy.deepcopy(net), clean.batches(64, **CONFIG), samples=FISHER, per="batch")
     sums = {}
     for beta in BETAS:
         model = eata.EATA(copy.deepcopy(net), fisher, beta=beta, **chosen)

@@ -16,7 +16,8 @@ import naive
 def test_per_batch_is_the_naive_loop(norm, trained, digits):
     net = trained(norm, torch.float64)
     images = digits[0][:150].double()
-    got, want = eata.fisher(net, images), naive.fisher_of_batches(net, images)
+    got, want = eata.fisher(net, images, per="batch"), naive.fisher_of_batches(net, images)
+    assert got.per == "batch"
     assert got.keys() == want.keys()
     for name in want:
         torch.testing.assert_close(got[name], want[name], atol=1e-12, rtol=1e-9)
@@ -26,7 +27,8 @@ def test_per_batch_is_the_naive_loop(norm, trained, digits):
 def test_per_sample_is_equation_9_sample_by_sample(norm, trained, digits):
     net = trained(norm, torch.float64)
     images = digits[0][:70].double()
-    got, want = eata.fisher(net, images, per="sample"), naive.fisher_of_samples(net, images)
+    got, want = eata.fisher(net, images), naive.fisher_of_samples(net, images)
+    assert got.per == "sample"
     for name in want:
         torch.testing.assert_close(got[name], want[name], atol=1e-12, rtol=1e-9)
 
@@ -45,13 +47,50 @@ def test_per_sample_with_a_layer_used_twice():
         torch.testing.assert_close(got[name], total / 9)
 
 
-def test_per_sample_refuses_what_it_cannot_see():
-    class Odd(nn.LayerNorm):
-        def forward(self, x):
-            return (x - x.mean(-1, keepdim=True)) * self.weight + self.bias
+class Odd(nn.LayerNorm):
+    def forward(self, x):
+        return (x - x.mean(-1, keepdim=True)) * self.weight + self.bias
 
-    with pytest.raises(ValueError, match="per='batch'"):
-        eata.fisher(nn.Sequential(Odd(3), nn.Linear(3, 2)), torch.randn(4, 3), per="sample")
+
+def test_per_sample_takes_what_it_cannot_see_one_by_one():
+    net = nn.Sequential(Odd(3), nn.Linear(3, 2)).double()
+    images = torch.randn(4, 3, dtype=torch.float64)
+    with pytest.warns(UserWarning, match="one by one"):
+        got = eata.fisher(net, images)
+    total = 0
+    for x in images:
+        row = net(x[None])[0]
+        total = total + torch.autograd.grad(-torch.log_softmax(row, 0)[row.argmax()], net[0].weight)[0] ** 2
+    torch.testing.assert_close(got["0.weight"], total / 4)
+
+
+def test_coupled_samples_get_per_batch_with_a_sentence():
+    net = nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False), nn.Linear(3, 2))
+    images = torch.randn(8, 3)
+    with pytest.warns(UserWarning, match="per='batch'"):
+        got = eata.fisher(net, images)
+    assert got.per == "batch"
+    want = eata.fisher(net, images, per="batch")
+    assert all(torch.equal(got[name], want[name]) for name in want)
+
+
+@pytest.mark.parametrize("per", ["sample", "batch"])
+def test_a_last_batch_of_one(per, trained, digits):
+    images = digits[0][:65]
+    got = eata.fisher(trained(), images, per=per)
+    if per == "batch":  # one image has no statistics: it is left out
+        want = eata.fisher(trained(), images[:64], per=per)
+    else:
+        want = naive.fisher_of_samples(trained(), images)
+    for name in want:
+        torch.testing.assert_close(got[name], want[name], atol=1e-7, rtol=1e-3)
+
+
+def test_a_fisher_of_the_other_kind_is_said(trained, digits):
+    net = trained()
+    fisher = eata.fisher(net, digits[0][:64], per="batch")
+    with pytest.warns(UserWarning, match="per='sample'"):
+        eata.EATA(net, fisher, **eata.preset("cifar10"))
 
 
 def test_tensors_batches_and_loaders_agree_and_stop_at_samples(trained, digits):

@@ -21,7 +21,7 @@ def _log_softmax(logits: Tensor) -> Tensor:
     return F.log_softmax(logits, dim=1)
 
 
-def _per_sample(values: Tensor) -> Tensor:
+def per_sample(values: Tensor) -> Tensor:
     """Mean over everything behind the first dimension."""
     return values.flatten(1).mean(1) if values.dim() > 1 else values
 
@@ -39,7 +39,7 @@ def entropy(logits: Tensor) -> Tensor:
     tensor([0.6931, -0.0000])
     """
     log_p = _log_softmax(logits)
-    return _per_sample(-(log_p.exp() * log_p).sum(1))
+    return per_sample(-(log_p.exp() * log_p).sum(1))
 
 
 def marginal_entropy(logits: Tensor) -> Tensor:
@@ -157,4 +157,4 @@ def energy(logits: Tensor) -> Tensor:
     tensor([-5.0067, -0.6931])
     """
     wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-    return _per_sample(-torch.logsumexp(wide, dim=1))
+    return per_sample(-torch.logsumexp(wide, dim=1))

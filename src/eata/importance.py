@@ -6,7 +6,8 @@ import contextlib
 import math
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -18,65 +19,97 @@ from eata import functional, norm
 from eata.adapter import logits_of
 from eata.errors import EataError
 
-BATCH = 64  # the paper's; beta was tuned for the square of the mean gradient of 64 samples
+BATCH = 64  # the paper's
+Per = Literal["sample", "batch"]
 
 
-def fisher(
-    net: nn.Module,
-    images: Tensor | Iterable[Any],
-    samples: int = 2000,
-    per: Literal["batch", "sample"] = "batch",
-) -> dict[str, Tensor]:
+class Fisher(dict[str, Tensor]):
+    """Importance omega by parameter name, with how it was made.
+
+    Attributes:
+        per: ``"sample"`` (Eq. 9 as written) or ``"batch"`` (the authors' program).
+
+    >>> Fisher({"0.weight": torch.ones(2)}, per="sample").per
+    'sample'
+    """
+
+    def __init__(self, omega: Mapping[str, Tensor], per: Per) -> None:
+        super().__init__(omega)
+        self.per = per
+
+
+def fisher(net: nn.Module, images: Tensor | Iterable[Any], *, samples: int = 2000, per: Per = "sample") -> Fisher:
     """Importance omega of each scale and shift (Eq. 9): the mean squared gradient of the loss on the net's own labels.
 
-    The default, ``per="batch"``, squares the gradient of the mean over each batch of 64, with the batch's statistics:
-    so the authors' program does, and the published beta (2000 and 1) fits this scale. ``per="sample"`` is the letter of
-    Eq. 9: the gradient of each sample is squared, with the source statistics, under which samples are independent; its
-    values are larger by about the batch size. No weight, buffer, flag or global random state is changed.
+    ``per="sample"`` is the letter of Eq. 9: the gradient of each sample is squared, with the source statistics, under
+    which samples are independent. The paper's beta for CIFAR-10 fits this scale. ``per="batch"`` squares the gradient
+    of the mean over each batch of 64, with the batch's statistics: so does the authors' program for ImageNet, whose
+    beta of 2000 fits that scale. Presets say which they need. No weight, buffer, flag or global random state changes.
+
+    Where one backward pass can't tell the samples apart, they are taken one by one, which is slower; a net whose
+    BatchNorm has no running statistics couples its samples and gets ``per="batch"``. A warning says so.
 
     Args:
         net: the source model, before it is wrapped.
         images: clean images as one tensor, or batches (a list, a DataLoader; of pairs, the first item counts).
         samples: how many samples to use at most; the paper's 2000 (300 to 500 are enough).
-        per: ``"batch"`` or ``"sample"``.
+        per: ``"sample"`` (default) or ``"batch"``.
 
     Returns:
-        omega by parameter name, each of its parameter's shape.
+        omega by parameter name, each of its parameter's shape; its ``per`` says how it was made.
 
     >>> net = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 3))
-    >>> sorted(fisher(net, torch.randn(100, 2), samples=80))
-    ['0.bias', '0.weight']
+    >>> omega = fisher(net, torch.randn(100, 2), samples=80)
+    >>> sorted(omega), omega.per
+    (['0.bias', '0.weight'], 'sample')
     """
     if per not in ("batch", "sample"):
         raise EataError(f"per={per!r} is neither 'batch' nor 'sample'.")
     if samples < 1:
         raise EataError(f"samples={samples} is too few; the paper uses 2000, and 300 are enough.")
+    norm.require_unwrapped(net)
     names = norm.affine_parameters(net)
     if not names:
         raise EataError(f"There is no parameter whose importance could be measured. {norm.check(net)[0]}")
-    squares = _batch_squares if per == "batch" else _sample_squares
-    count = 0
+    if per == "sample" and norm.lacks_running_statistics(net):
+        per = "batch"
+        warnings.warn(
+            "BatchNorm without running statistics couples the samples of a batch, so there is no gradient of one "
+            "sample; the Fisher is made with per='batch'.",
+            UserWarning,
+            stacklevel=2,
+        )
     prepared = norm.Prepared(net, "eata.fisher", 0 if per == "batch" else math.inf)
     try:
         with torch.inference_mode(False), torch.enable_grad(), _random_state_kept():
-            total = {name: torch.zeros_like(parameter, requires_grad=False) for name, parameter in names.items()}
             for parameter in names.values():
                 parameter.requires_grad_(True)
-            for x in _batches(images, samples):
-                for name, square in squares(net, x, names).items():
-                    total[name] += square
-                count += 1 if per == "batch" else len(x)
+            omega = _mean_squares(net, _batches(images, samples), names, per)
     finally:
         prepared.restore()
-    if count == 0:
-        raise EataError("There are no images to measure importance on; pass a few hundred clean ones.")
-    omega = {name: value / count for name, value in total.items()}
     for name, value in omega.items():
         if not bool(torch.isfinite(value).all()):
             raise EataError(
                 f"The importance of '{name}' is not finite: there is NaN or infinity in the images or the net."
             )
-    return omega
+    return Fisher(omega, per)
+
+
+def _mean_squares(
+    net: nn.Module, batches: Iterator[Tensor], names: dict[str, nn.Parameter], per: Per
+) -> dict[str, Tensor]:
+    squares = _batch_squares if per == "batch" else _sample_squares
+    total = {name: torch.zeros_like(parameter, requires_grad=False) for name, parameter in names.items()}
+    count = 0
+    for x in batches:
+        if per == "batch" and len(x) == 1 and norm.has_batch_norm(net):
+            continue  # the last of 65 images, say: one has no statistics of its own
+        for name, square in squares(net, x, names).items():
+            total[name] += square
+        count += 1 if per == "batch" else len(x)
+    if count == 0:
+        raise EataError("There are no images to measure importance on, or one; pass a few hundred clean ones.")
+    return {name: value / count for name, value in total.items()}
 
 
 def in_distribution(net: nn.Module, images: Tensor, keep: float | int) -> Tensor:
@@ -119,15 +152,27 @@ def _batch_squares(net: nn.Module, x: Tensor, names: dict[str, nn.Parameter]) ->
 
 
 def _sample_squares(net: nn.Module, x: Tensor, names: dict[str, nn.Parameter]) -> dict[str, Tensor]:
-    """Sum over the samples of their squared gradients, from one backward pass over the batch."""
-    with _PerSample(names, len(x)) as copies:
-        logits = logits_of(net(x))
-    losses = F.cross_entropy(logits, logits.detach().argmax(1), reduction="none")
-    missing = [name for name in names if name not in copies.of]
-    if missing:
-        raise EataError(f"per='sample' can't see how '{missing[0]}' enters the net; use per='batch'.")
-    gradients = torch.autograd.grad(functional._per_sample(losses).sum(), list(copies.of.values()))
-    return {name: g.square().sum(0) for name, g in zip(copies.of, gradients, strict=True)}
+    """Sum over the samples of their squared gradients, from one backward pass over the batch where that can be."""
+    if len(x) > 1:
+        with _PerSample(names, len(x)) as copies:
+            logits = logits_of(net(x))
+        if all(name in copies.of for name in names):
+            losses = F.cross_entropy(logits, logits.detach().argmax(1), reduction="none")
+            total = functional.per_sample(losses).sum()
+            gradients = torch.autograd.grad(total, list(copies.of.values()))
+            return {name: g.square().sum(0) for name, g in zip(copies.of, gradients, strict=True)}
+        _warn_one_by_one(next(name for name in names if name not in copies.of))
+    singles = [_batch_squares(net, one, names) for one in x.split(1)]
+    return {name: torch.stack([s[name] for s in singles if name in s]).sum(0) for name in singles[0]}
+
+
+def _warn_one_by_one(name: str) -> None:
+    warnings.warn(
+        f"One backward pass can't tell how each sample moves '{name}', so the samples are taken one by one, which is "
+        "slower; per='batch' is fast.",
+        UserWarning,
+        stacklevel=5,
+    )
 
 
 class _PerSample(TorchFunctionMode):

@@ -54,6 +54,11 @@ def has_batch_norm(net: nn.Module) -> bool:
     return any(isinstance(module, _BatchNorm) for module in net.modules())
 
 
+def lacks_running_statistics(net: nn.Module) -> bool:
+    """Whether some BatchNorm layer always normalizes by its batch, for want of running statistics."""
+    return any(isinstance(module, _BatchNorm) and module.running_mean is None for module in net.modules())
+
+
 def require_unwrapped(net: nn.Module) -> None:
     """Raise if an adapter holds ``net`` now: its weights and statistics are not the source's."""
     if net in _wrapped:

@@ -42,7 +42,7 @@ def test_same_as_the_naive_step(method, norm, dtype, tolerance, trained, stream,
         model = eata.ETA(net, e0, epsilon, alpha, lr, backward="full")
     else:
         reference = naive.Naive(net, lr, FILTERS, fisher, beta=5.0)
-        model = eata.EATA(net, fisher, 5.0, e0, epsilon, alpha, lr, backward="full")
+        model = eata.EATA(net, fisher, beta=5.0, e0=e0, epsilon=epsilon, alpha=alpha, lr=lr, backward="full")
     sizes = SIZES if dtype == torch.float64 else SIZES[:20]
     assert_same(model, reference, stream(sizes, dtype), tolerance)
     if method != "tent" and dtype == torch.float64 and norm == "bn":
@@ -56,7 +56,7 @@ def test_the_fisher_term_holds_the_weights_back(trained, stream, digits):
     drift = {}
     for beta in (0.0, 30_000.0):
         net = trained()
-        fisher = eata.fisher(net, digits[0][:200])
+        fisher = eata.fisher(net, digits[0][:200], per="batch")
         model = eata.EATA(net, fisher, beta=beta, e0=0.9, epsilon=1.0, lr=0.01)
         for x in stream([32] * 20):
             model(x)
@@ -66,7 +66,7 @@ def test_the_fisher_term_holds_the_weights_back(trained, stream, digits):
 
 def test_nothing_selected_is_no_step_and_no_decay_of_momentum(trained, stream, digits):
     net = trained()
-    model = eata.EATA(net, eata.fisher(net, digits[0][:64]), beta=1.0, e0=0.9, epsilon=1.0, lr=0.01)
+    model = eata.EATA(net, eata.fisher(net, digits[0][:64], per="batch"), beta=1.0, e0=0.9, epsilon=1.0, lr=0.01)
     first, second = stream([16, 16])
     model(first)
     model.e0 = 1e-9
@@ -201,7 +201,7 @@ def test_continual_tent_collapses_to_few_classes_and_eata_does_not(trained, stre
         if name == "tent":
             model = eata.Tent(net, lr=0.5)
         else:
-            fisher = eata.fisher(net, digits[0][:200])
+            fisher = eata.fisher(net, digits[0][:200], per="batch")
             model = eata.EATA(net, fisher, beta=100.0, e0=0.4, epsilon=0.4, lr=0.5)
         predictions = torch.cat([model(x).argmax(1) for x in stream([32] * 60, noise=1.0)][-20:])
         share[name] = predictions.bincount(minlength=10).max().item() / len(predictions)

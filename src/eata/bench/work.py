@@ -30,6 +30,7 @@ from eata.data import CORRUPTIONS, Stream
 from eata.errors import EataError
 from eata.files import replacing
 from eata.functional import entropy
+from eata.importance import Fisher
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 Result = dict[str, Any]
@@ -77,15 +78,15 @@ class Worker:
     def _clean(self, name: str, limit: int | None) -> Stream:
         return self.stream(None, 0, limit, True, self._size(name))
 
-    def _fisher(self, name: str, samples: int) -> dict[str, Tensor]:
+    def _fisher(self, name: str, samples: int) -> Fisher:
         """From the run's folder if it is there, so that several processes and later runs do it once."""
-        path = self.folder / "fisher" / f"{name.replace('/', '-')}-{samples}.safetensors"
+        per = eata.preset(self._preset(name))["per"]
+        path = self.folder / "fisher" / f"{name.replace('/', '-')}-{samples}-{per}.safetensors"
         if path.exists():
-            kept: dict[str, Tensor] = state.read(path)
-            return kept
+            return Fisher(state.read(path), per)
         net = self._fresh(name)
         batches = self._batches(self._clean(name, None), name, 64, 2020)
-        omega = eata.fisher(net, islice(batches, -(-samples // 64)), samples=samples)
+        omega = eata.fisher(net, islice(batches, -(-samples // 64)), samples=samples, per=per)
         state.write(path, omega)
         return omega
 

@@ -20,10 +20,11 @@ from eata.errors import EataError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from torch import Tensor, nn
+    from torch import nn
 
     from eata.adapter import Adapter
     from eata.data.images import FileStream
+    from eata.importance import Fisher, Per
 
 HEADER = ["path", "prediction", "class", "confidence", "label", "problem"]
 ORDER_SEED = 2020  # of images in class folders: in the order of classes, batch statistics would be those of one class
@@ -278,11 +279,12 @@ def _adapter(
     if lr is not None and "lr" in takes:
         arguments["lr"] = lr
     if "fisher" in takes:
-        arguments["fisher"] = before["fisher"] if before and "fisher" in before else _fisher(net, fisher, config)
+        kept = before["fisher"] if before and "fisher" in before else None
+        arguments["fisher"] = kept or _fisher(net, fisher, config, arguments["per"])
     return kind(net, **arguments)
 
 
-def _fisher(net: nn.Module, folder: Path | None, config: dict[str, Any]) -> dict[str, Tensor]:
+def _fisher(net: nn.Module, folder: Path | None, config: dict[str, Any], per: Per) -> Fisher:
     import eata
     from eata.importance import BATCH
 
@@ -292,7 +294,7 @@ def _fisher(net: nn.Module, folder: Path | None, config: dict[str, Any]) -> dict
             "--method eta, which needs none."
         )
     stream = eata.data.load(f"folder:{folder}", size=int(config["input_size"][-1]))
-    return eata.fisher(net, stream.batches(BATCH, mean=config["mean"], std=config["std"]))
+    return eata.fisher(net, stream.batches(BATCH, mean=config["mean"], std=config["std"]), per=per)
 
 
 def _read_state(path: Path) -> dict[str, Any]:

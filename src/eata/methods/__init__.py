@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection
+from typing import Any
 
 from eata.adapter import Adapter
 from eata.errors import unknown
@@ -28,14 +29,15 @@ METHODS: dict[str, type[Adapter]] = {
     "ttt": TTT,
 }
 
-# Section 'Implementation Details' of the paper, for per="batch" importance and batches of 64.
-PRESETS: dict[str, dict[str, float]] = {
-    "cifar10": {"lr": 0.005, "e0": 0.4, "epsilon": 0.4, "alpha": 0.1, "beta": 1.0},
-    "imagenet": {"lr": 0.00025, "e0": 0.4, "epsilon": 0.05, "alpha": 0.1, "beta": 2000.0},
-    "digits": {"lr": 0.05, "e0": 0.4, "epsilon": 0.4, "alpha": 0.1, "beta": 100.0},  # benchmarks/tune_digits.py
+# Section 'Implementation Details' of the paper, for batches of 64; the beta of each goes with a Fisher ``per`` this.
+PRESETS: dict[str, dict[str, Any]] = {
+    "cifar10": {"lr": 0.005, "e0": 0.4, "epsilon": 0.4, "alpha": 0.1, "beta": 1.0, "per": "sample"},
+    "imagenet": {"lr": 0.00025, "e0": 0.4, "epsilon": 0.05, "alpha": 0.1, "beta": 2000.0, "per": "batch"},
+    # benchmarks/tune_digits.py
+    "digits": {"lr": 0.05, "e0": 0.4, "epsilon": 0.4, "alpha": 0.1, "beta": 100.0, "per": "batch"},
 }
 # What the methods that work on copies of one image have of their own (supplement, 'Compared Methods').
-OWN_PRESETS: dict[str, dict[type[Adapter], dict[str, float]]] = {
+OWN_PRESETS: dict[str, dict[type[Adapter], dict[str, Any]]] = {
     "cifar10": {Augment: {"copies": 32}, MEMO: {"copies": 32}, TTT: {"copies": 32, "lr": 0.001}},
     "imagenet": {Augment: {"copies": 64}, MEMO: {"copies": 64}, TTT: {"copies": 20, "lr": 0.001}},
     "digits": {Augment: {"copies": 32, "flip": False}, MEMO: {"copies": 32, "flip": False}},
@@ -51,7 +53,7 @@ def method(name: str) -> type[Adapter]:
     return METHODS[_known("method", name.lower(), METHODS)]
 
 
-def preset(name: str, method: type[Adapter] = EATA) -> dict[str, float]:
+def preset(name: str, method: type[Adapter] = EATA) -> dict[str, Any]:
     """The paper's values for a benchmark: as keyword arguments of ``method``, those that it takes.
 
     Args:
@@ -59,7 +61,7 @@ def preset(name: str, method: type[Adapter] = EATA) -> dict[str, float]:
         method: class that the values are for; default EATA.
 
     >>> preset("cifar10")
-    {'lr': 0.005, 'e0': 0.4, 'epsilon': 0.4, 'alpha': 0.1, 'beta': 1.0}
+    {'lr': 0.005, 'e0': 0.4, 'epsilon': 0.4, 'alpha': 0.1, 'beta': 1.0, 'per': 'sample'}
     >>> preset("imagenet", Tent)
     {'lr': 0.00025}
     >>> preset("imagenet", TTT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from eata import functional
 from eata.adapter import Backward, Choice, MakeOptimizer, in_range
 from eata.errors import EataError
+from eata.importance import Per
 from eata.methods.tent import Tent
 
 
@@ -92,7 +94,9 @@ class EATA(ETA):
     Args:
         net: a model with normalization layers.
         fisher: importance omega of each parameter, from ``eata.fisher`` of this very net.
-        beta: weight of the term, at least 0; the paper's 2000 (ImageNet), 1 for CIFAR-10, for ``per="batch"``.
+        beta: weight of the term, at least 0; the paper's 2000 (ImageNet, ``per="batch"``), 1 for CIFAR-10
+            (``per="sample"``).
+        per: the kind of Fisher that ``beta`` is meant for, as the presets say; another kind warns. None: any.
         e0: as in ``ETA``, and so are the arguments that follow.
         epsilon: as in ``ETA``.
         alpha: as in ``ETA``.
@@ -116,6 +120,7 @@ class EATA(ETA):
         net: nn.Module,
         fisher: Mapping[str, Tensor],
         beta: float = 2000.0,
+        per: Per | None = None,
         e0: float = 0.4,
         epsilon: float = 0.05,
         alpha: float = 0.1,
@@ -127,8 +132,9 @@ class EATA(ETA):
     ) -> None:
         in_range("beta", beta, low=0.0)
         importance = _matching(fisher, self._free_parameters(net, layers))
+        _warn_of_mismatch(fisher, beta, per)
         super().__init__(net, e0, epsilon, alpha, lr, optimizer, backward, layers, lean)
-        self.settings["beta"] = beta
+        self.settings.update(beta=beta, per=per)
         self.beta = beta
         self.importance = importance
 
@@ -144,6 +150,17 @@ class EATA(ETA):
         importance = _matching(saved["fisher"], self.parameters)
         super()._take_state(saved)
         self.importance = importance
+
+
+def _warn_of_mismatch(fisher: Mapping[str, Tensor], beta: float, per: Per | None) -> None:
+    made = getattr(fisher, "per", None)
+    if made is not None and per is not None and made != per:
+        warnings.warn(
+            f"beta={beta:g} is meant for a Fisher with per={per!r}, and this one was made with per={made!r}, a "
+            f"different scale; compute it with eata.fisher(net, images, per={per!r}).",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def _matching(fisher: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
