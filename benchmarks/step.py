@@ -25,7 +25,7 @@ import eata
 from benchmarks import textbook
 from benchmarks.nets import resnet50
 from eata import allocator, norm
-from eata.adapter import Choice
+from eata.gradient import Choice
 from eata.models import ResNet26
 
 FRACTIONS = (0.25, 0.38, 0.5, 0.75, 1.0)

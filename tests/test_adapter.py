@@ -15,7 +15,7 @@ from torch import nn
 
 import eata
 from eata import state
-from eata.adapter import logits_of
+from eata.inputs import logits_of
 
 
 def trees_equal(a, b) -> bool:
@@ -130,7 +130,7 @@ def test_a_gradient_that_is_not_finite_is_no_step(trained, stream):
         model(stream([8])[0])
     after = model.state_dict()
     assert after["stats"]["steps"] == after["stats"]["backwards"] == 0
-    assert after["average"] is None
+    assert after["memory"]["average"] is None
     assert trees_equal(before["parameters"], after["parameters"])
     assert trees_equal(before["optimizer"], after["optimizer"])
 
@@ -403,7 +403,7 @@ def test_a_net_is_wrapped_once_at_a_time(trained, digits):
         eata.fisher(net, digits[0][:64])
     del model  # a forgotten adapter gives the net back as well
     again = eata.ETA(net)
-    assert again.net[1].running_mean is None
+    assert again.unwrap() is net
 
 
 def test_frozen_predicts_only(trained, stream, digits):
