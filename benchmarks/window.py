@@ -170,7 +170,7 @@ def differences(weights: Path | None, corruption: str, length: int, limit: int) 
         exact.clear()
         with torch.no_grad():
             net(images[number + 1 - length : number + 1])
-        probes.append(list(_compared(window._statistics_by_layer, exact)))
+        probes.append(list(_compared(window.remembered.statistics_by_layer, exact)))
     return torch.tensor(probes)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import torch
@@ -247,6 +248,21 @@ class GradientAdapter(Adapter):
                 self.loss_scale = [2 * scale, 0] if good + 1 >= GROW_AFTER else [scale, good + 1]
 
     # --- life and state -------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def using(self, values: Mapping[str, Tensor]) -> Iterator[None]:
+        """Forward by other values of the free parameters (a teacher's, the source's), for as long as the block lasts.
+
+        They change places with the own ones and nothing is copied, so passes made before keep their gradient.
+        """
+        own = {name: parameter.data for name, parameter in self.parameters.items()}
+        try:
+            for name, parameter in self.parameters.items():
+                parameter.data = values[name]
+            yield
+        finally:
+            for name, parameter in self.parameters.items():
+                parameter.data = own[name]
 
     def restore_source(self) -> None:
         """Source weights and a fresh optimizer; stats and what is remembered stay."""

@@ -84,7 +84,8 @@ class Inputs:
         def changed(value: Any) -> Any:
             return change(value) if isinstance(value, Tensor) else value
 
-        return Inputs(*map(changed, self.args), **{name: changed(value) for name, value in self.kwargs.items()})
+        args = [changed(value) for value in self.args]  # a list: the order of changes is that of `tensors`
+        return Inputs(*args, **{name: changed(value) for name, value in self.kwargs.items()})
 
     def take(self, rows: Tensor | slice) -> Inputs:
         """Some of its samples."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eata.norm import Layer, Normalizing, Statistics
-from eata.rows import batchnorm, lean
+from eata.rows import batchnorm, lean, shape_rules  # noqa: F401 (importing the rules registers them)
 from eata.rows.gradient import Rows, reenter
 
 DESCRIBED = 3  # every third BatchNorm layer tells as much of the rows as all of them (cosines equal to 0.002)
