@@ -470,3 +470,60 @@ def test_a_layer_used_twice_is_refused_by_the_cache_only(stream):
     with pytest.raises(eata.EataError, match="exact=True"):
         eata.Window(eata.BN(Twice()), length=4)(torch.randn(1, 2))
     assert eata.Window(eata.BN(Twice()), length=4, exact=True)(torch.randn(1, 2)).shape == (1, 2)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_the_inner_models_frozen_counts(trained, stream, exact):
+    inner = eata.Tent(trained(), lr=0.05)
+    model = eata.Window(inner, length=4, exact=exact)
+    images = singles(stream, 12, torch.float32)
+    for image in images[:6]:
+        model(image[None])
+    steps, next_place = model.stats.steps, model.next
+    with inner.frozen():
+        for image in images[6:]:
+            model(image[None])
+    assert (model.stats.steps, model.next) == (steps, next_place)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_sample_that_fails_is_not_counted(trained, stream, exact):
+    model = eata.Window(eata.Tent(trained(), lr=0.05), length=4, exact=exact)
+    images = singles(stream, 8, torch.float32)
+    for image in images[:3]:
+        model(image[None])
+    before = copy.deepcopy(model.state_dict()["memory"])
+    with pytest.raises(eata.InputError):
+        model(torch.zeros(1, 3, 8, 8))
+    after = model.state_dict()["memory"]
+    assert (before["since_step"], before["next"], before["count"]) == (3, 3, 3)
+    assert (after["since_step"], after["next"], after["count"]) == (3, 3, 3)
+    model(images[3][None])
+    assert model.stats.steps == 1
+
+
+def test_a_layer_with_an_activation_of_its_own_keeps_it(stream):
+    """As timm's BatchNormAct2d: a BatchNorm whose forward does more than normalize."""
+
+    class Activated(nn.BatchNorm2d):
+        def forward(self, x):
+            return super().forward(x).relu()
+
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), Activated(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+    model = eata.Window(eata.BN(net, prior=0), length=4)
+    x = stream([4])[0]
+    torch.testing.assert_close(model(x), eata.BN(copy.deepcopy(net), prior=0)(x))
+
+
+def test_a_snapshot_of_a_window_has_its_statistics(trained, stream):
+    model = eata.Window(eata.Tent(trained(), lr=0.05), length=4)
+    images = singles(stream, 9, torch.float32)
+    for image in images:
+        model(image[None])
+    net = model.snapshot()
+    with model.frozen():
+        torch.testing.assert_close(net(images[-1][None]), model(images[-1][None]), atol=1.0, rtol=1.0)
+    first = next(m for m in net if isinstance(m, nn.BatchNorm2d))
+    window = net[0](torch.stack(images[-4:])).detach()
+    torch.testing.assert_close(first.running_mean, window.mean((0, 2, 3)), atol=1e-5, rtol=1e-4)
