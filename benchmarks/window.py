@@ -53,7 +53,7 @@ def adapter(net: nn.Module, share: float) -> eata.ETA:
         model.e0 = 1.0
         choice = select(logits)
         count = round(share * len(logits))
-        return eata.adapter.Choice(choice.index[:count], choice.weight[:count], choice.reliable)
+        return eata.Choice(choice.index[:count], choice.weight[:count], choice.reliable)
 
     model.select = choose  # type: ignore[method-assign]
     return model

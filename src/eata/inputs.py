@@ -72,7 +72,7 @@ class Inputs:
         return tuple(tensor.shape[1:] for tensor in self.tensors), tuple(self.kwargs)
 
     def __len__(self) -> int:
-        return len(self.first)
+        return self.first.shape[0]  # len(x) would be a Python function
 
     def __call__(self, net: nn.Module) -> Any:
         """What the net gives for this batch."""
@@ -137,9 +137,9 @@ def checked(inputs: Inputs, device: torch.device | None) -> Inputs:
     if not inputs.tensors:
         raise TypeError("There is no tensor among the arguments; eata takes a batch as one tensor, or as several.")
     first = inputs.first
-    if any(tensor.dim() == 0 or len(tensor) == 0 for tensor in inputs.tensors):
+    if any(tensor.numel() == 0 or tensor.dim() == 0 for tensor in inputs.tensors):
         raise InputError(f"The batch is empty (shape {tuple(first.shape)}); skip it.")
-    if any(len(tensor) != len(first) for tensor in inputs.tensors):
+    if any(tensor.shape[0] != first.shape[0] for tensor in inputs.tensors):
         lengths = ", ".join(str(len(tensor)) for tensor in inputs.tensors)
         raise InputError(f"The tensors have {lengths} rows; each of them needs the batch first, and the same one.")
     if not first.is_floating_point() and first.dim() > 2:

@@ -14,7 +14,8 @@ import copy
 import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,9 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.overrides import TorchFunctionMode
 
 from eata.errors import EataError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 BatchNorm = _BatchNorm  # BatchNorm1d/2d/3d, SyncBatchNorm and what derives from them
 LAYERS = (_NormBase, nn.GroupNorm, nn.LayerNorm)  # _NormBase: BatchNorm1d/2d/3d, SyncBatchNorm, InstanceNorm1d/2d/3d
@@ -102,6 +106,12 @@ def batch_norm_layers(net: nn.Module) -> list[Layer]:
     """The BatchNorm layers that have running statistics, in the order of registration."""
     found = [(name, m) for name, m in net.named_modules() if isinstance(m, BatchNorm) and m.running_mean is not None]
     return [Layer(name, index, module) for index, (name, module) in enumerate(found)]
+
+
+def is_plain(net: nn.Module) -> bool:
+    """Whether every layer with running statistics is a BatchNorm of PyTorch's own, whose forward does nothing else."""
+    kept = [m for m in net.modules() if isinstance(m, _NormBase) and m.running_mean is not None]
+    return all(type(m).forward is _BatchNorm.forward and "forward" not in vars(m) for m in kept)
 
 
 def with_statistics(net: nn.Module, statistics: Mapping[int, tuple[Tensor, Tensor]]) -> nn.Module:
@@ -205,21 +215,26 @@ class Normalizing(TorchFunctionMode):
     Args:
         layers: of the net that runs.
         statistics: what they normalize by.
+        needs_features: whether the input of the last linear layer is asked for.
     """
 
-    def __init__(self, layers: Sequence[Layer], statistics: Statistics) -> None:
+    def __init__(self, layers: Sequence[Layer], statistics: Statistics, needs_features: bool = False) -> None:
         super().__init__()
-        self.statistics = statistics
+        self.layers, self.statistics, self.needs_features = layers, statistics, needs_features
         #: input of the last linear layer, which gives the logits
         self.features: Tensor | None = None
-        self._layers = {id(layer.mean): layer for layer in layers}
+
+    def __enter__(self) -> Self:
+        self._by_buffer = {id(layer.mean): layer for layer in self.layers}
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is F.batch_norm:
             return self._batch_norm(*args, **(kwargs or {}))
-        if func is F.linear:
+        if func is F.linear and self.needs_features:
             self.features = args[0]
         if func is F.instance_norm and self.statistics.of_batch_alone:
             return self._instance_norm(*args, **(kwargs or {}))
@@ -239,15 +254,19 @@ class Normalizing(TorchFunctionMode):
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> Tensor:
-        def kernel(share: float, mean: Tensor | None, variance: Tensor | None) -> Tensor:
-            return self.batch_norm(x, weight, bias, eps, share, mean, variance)
-
-        layer = self._layers.get(id(running_mean))
+        kernel = partial(self.batch_norm, x, weight, bias, eps)
+        layer = self._by_buffer.get(id(running_mean))
         if layer is not None:
             return self.statistics.normalize(layer, x, kernel)
         if running_mean is None and x.numel() > x.shape[1]:  # it never had running statistics
             return kernel(0.0, None, None)
         return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
+
+    def normalize(self, layer: Layer, x: Tensor) -> Tensor:
+        """What a layer of ours gives for x."""
+        module = layer.module
+        kernel = partial(self.batch_norm, x, module.weight, module.bias, module.eps)
+        return self.statistics.normalize(layer, x, kernel)
 
     def batch_norm(
         self,
@@ -311,12 +330,14 @@ def batch_norm(
     >>> batch_norm(x, None, None, 0.0, 0.5, torch.zeros(1), torch.ones(1)).flatten()
     tensor([0., 2.])
     """
-    cudnn = torch.backends.cudnn.enabled
+    cudnn = x.is_cuda and torch.backends.cudnn.enabled
+    if share == 1:
+        return torch.batch_norm(x, weight, bias, mean, variance, False, 0.0, eps, cudnn)
     if share == 0:
         return torch.batch_norm(x, weight, bias, None, None, True, 0.0, eps, cudnn)
     assert mean is not None
     assert variance is not None
-    if share < 1 and torch.is_grad_enabled() and x.requires_grad:
+    if torch.is_grad_enabled() and x.requires_grad:
         wide = x.to(torch.promote_types(x.dtype, mean.dtype))
         own_variance, own_mean = torch.var_mean(wide, [0, *range(2, x.dim())], correction=0)
         scale = (torch.lerp(own_variance, variance, share) + eps).rsqrt()
@@ -326,9 +347,8 @@ def batch_norm(
         shift = shift if bias is None else shift + bias
         over = (1, -1, *[1] * (x.dim() - 2))
         return (wide * scale.view(over) + shift.view(over)).to(x.dtype)
-    if share < 1:
-        mean, variance = mixed_statistics(x.detach(), (mean, variance), share)
-    return torch.batch_norm(x, weight, bias, mean, variance, False, 0.0, eps, cudnn)
+    mixed = mixed_statistics(x.detach(), (mean, variance), share)
+    return torch.batch_norm(x, weight, bias, *mixed, False, 0.0, eps, cudnn)
 
 
 def mixed_statistics(x: Tensor, source: tuple[Tensor, Tensor], share: float) -> tuple[Tensor, Tensor]:

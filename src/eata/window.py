@@ -241,6 +241,6 @@ class Window(Wrapper):
         if args or kwargs or not self.remembered.layers:
             return super().snapshot(*args, **kwargs)
         with self.lock:
-            WindowStatistics(self.remembered, [], self.count)  # fills the room with the statistics as they stand
+            WindowStatistics(self.remembered, [], self.count).begin()  # fills the room with them as they stand
             now = enumerate(self.remembered.statistics_by_layer)
             return norm.with_statistics(self.net, {index: (m.clone(), v.clone()) for index, (m, v) in now})

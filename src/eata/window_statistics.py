@@ -79,7 +79,6 @@ class WindowStatistics(Statistics):
         self.source_share = memory.source_share(count)
         self.part = len(places) / count  # of the window that gets new moments
         self.few = 0 < MANY * len(places) <= count and len(memory.layers) > 1 if few is None else few
-        self.begin()
 
     def begin(self) -> None:
         """Fill the room with the statistics of the others."""

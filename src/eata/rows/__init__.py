@@ -66,9 +66,9 @@ class Engine:
         self.failed = False
         self.rows: Rows | None = None  # what the last gradient stored; None after a full one
 
-    def watch(self, layers: Sequence[Layer], statistics: Statistics) -> Watch:
+    def watch(self, layers: Sequence[Layer], statistics: Statistics, needs_features: bool = False) -> Watch:
         """For one forward pass of the net that has these BatchNorm layers."""
-        return Watch(layers, statistics, self.lean)
+        return Watch(layers, statistics, needs_features, self.lean)
 
     def gradients(
         self, watch: Watch, logits: Tensor, index: Tensor, loss_of: LossOf, parameters: Sequence[Tensor]

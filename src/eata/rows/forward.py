@@ -23,11 +23,14 @@ class Watch(Normalizing):
     Args:
         layers: of the net that runs.
         statistics: what they normalize by.
+        needs_features: whether the input of the last linear layer is asked for.
         keep_less: swap convolutions, ReLU and pooling for those that keep less (`eata.rows.lean`).
     """
 
-    def __init__(self, layers: Sequence[Layer], statistics: Statistics, keep_less: bool = False) -> None:
-        super().__init__(layers, statistics)
+    def __init__(
+        self, layers: Sequence[Layer], statistics: Statistics, needs_features: bool = False, keep_less: bool = False
+    ) -> None:
+        super().__init__(layers, statistics, needs_features)
         self.keep_less = keep_less
         self.rows: Rows | None = None  # of the backward pass under way
         self.moments: list[batchnorm.Moments] = []  # of the layers that describe the rows
