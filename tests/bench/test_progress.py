@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from eata.bench.experiments import find
 from eata.bench.progress import grids
 from eata.bench.protocol import Cell, Request, plan
 from eata.bench.tables import tabulate
@@ -20,7 +19,8 @@ def test_the_papers_mean_stands_beside_ours_where_both_are_of_the_same_severitie
     severities: tuple[int, ...], beside: bool, result: Callable[[Cell, float], dict[str, Any]]
 ) -> None:
     request = Request("cifar10-c", "cifar10-c:PATH", models=("m",), methods=("source",), severities=severities)
-    table = tabulate(find("cifar10-c"), request, [(cell, result(cell, 70)) for cell in plan(request, 10_000)])
+    cells = plan(request, 10_000)
+    table = tabulate(request, cells, {cell.id: result(cell, 70) for cell in cells})
     console = Console(file=io.StringIO(), width=80)
     for grid in grids(table, 80):
         console.print(grid)

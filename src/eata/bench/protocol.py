@@ -8,11 +8,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from eata.bench.experiments import NATURAL, Experiment, Setting, Variant, find
+from eata.bench.experiments import MIXED, NATURAL, Experiment, Setting, Variant, find
+from eata.data import CORRUPTIONS
 from eata.errors import EataError, unknown
 
 BATCH = 64
 FISHER_SAMPLES = 2000
+
+Result = dict[str, Any]  # what a cell gave: its ``stages``, or the ``error`` that ended it
+
+# rough cost of an image against a forward pass: for the order of the cells and the estimate of the time that is left
+COST = {"source": 1, "bn": 1, "augment": 32, "memo": 100, "ttt": 100}
+GRADIENT = 3
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,8 @@ class Request:
         seeds: of the order; none: the experiment's.
         batch: images a batch; None: 64, and 256 for BN, as in the paper.
         threads: of a cell. Part of the request because it decides the last bits of the results.
+        device: that the cells run on, such as ``"cpu"`` or ``"cuda:1"``; likewise.
+        amp: mixed precision; likewise.
     """
 
     experiment: str
@@ -67,6 +76,8 @@ class Request:
     seeds: tuple[int, ...] = ()
     batch: int | None = None
     threads: int = 1
+    device: str = "cpu"
+    amp: bool = False
 
     @property
     def traits(self) -> Traits:
@@ -139,6 +150,20 @@ class Cell:
     def lifelong(self) -> bool:
         """Whether the stream goes through several shifts, so that its state is worth keeping between them."""
         return len(self.stages) > 2
+
+    @property
+    def cost(self) -> int:
+        """Of an image, in forward passes, roughly."""
+        return COST.get(self.method, GRADIENT)
+
+    def effort(self, images: int) -> float:
+        """Of the whole cell, in forward passes of one image, roughly.
+
+        Args:
+            images: in a stream.
+        """
+        streams = sum(len(CORRUPTIONS) if stage.corruption == MIXED else 1 for stage in self.stages)
+        return float(min(images, self.limit or images) * streams * self.cost)
 
 
 def digest(value: Any) -> str:

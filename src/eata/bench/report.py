@@ -14,9 +14,8 @@ from PIL import Image
 import eata
 from eata.bench import plots, tables
 from eata.bench.protocol import Request
-from eata.bench.run import load
 from eata.bench.store import Run
-from eata.bench.tables import Line, Table
+from eata.bench.tables import Line, Table, load
 from eata.errors import EataError
 from eata.files import replacing
 
