@@ -185,7 +185,7 @@ def test_another_torch_is_another_run_and_another_commit_is_not(
     for module, name, value in (
         ("eata.origin", "commit", lambda: "a" * 40),
         ("eata.origin", "commit", lambda: "b" * 40),
-        ("torch", "__version__", "99.0"),
+        ("torch", "__version__", "2.13.99"),
     ):
         monkeypatch.setattr(f"{module}.{name}", value)
         code, output = eata_says(*arguments)

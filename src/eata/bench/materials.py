@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import eata
 from eata import state
-from eata.bench.protocol import Request
+from eata.bench.protocol import Request, digest, slug
 from eata.data import CORRUPTIONS, Stream
 from eata.data.kept import KeptStream, keep
 from eata.errors import EataError
@@ -80,7 +80,7 @@ class Materials:
 
         if self.folder is None:
             return make()
-        path = self.folder / "fisher" / f"{name.replace('/', '-')}-{samples}-{per}.safetensors"
+        path = self.folder / "fisher" / f"{slug(name)}-{digest([name, samples, per])}.safetensors"
         once(path, lambda: state.write(path, make()))
         kept = {key: value.to(self.device) for key, value in state.read(path).items()}
         return Fisher(kept, per)
@@ -101,8 +101,8 @@ class Materials:
         from_files = spec.partition(":")[0] in ("imagenet", "imagenet-c", "imagenet-r", "folder")
         if self.folder is None or not (corruption or from_files):
             return load()
-        words = ("clean" if clean else corruption or "plain", severity, limit or "all", model.replace("/", "-"))
-        path = self.folder / STREAMS / "-".join(str(word) for word in words)
+        words = [corruption or "plain", severity, limit, spec, model]
+        path = self.folder / STREAMS / f"{slug(str(words[0]))}-{severity}-{digest(words)}.safetensors"
         return self._shared(path, load, math.prod(config["input_size"]))
 
     @staticmethod

@@ -38,6 +38,7 @@ _CIFAR10 = Traits(
 _IMAGENET = Traits("imagenet", "imagenet-c", {"bn": "torchvision/resnet50"}, clean=None)
 TRAITS = {
     "digits": Traits("digits", "digits", {"bn": "resnet26-bn-digits"}, clean="digits"),
+    "cifar10-sample": replace(_CIFAR10, family="cifar10-sample", clean="cifar10-sample"),
     "cifar10": _CIFAR10,
     "cifar10-c": _CIFAR10,
     "imagenet": _IMAGENET,
@@ -143,8 +144,7 @@ class Cell:
         """A readable name with a hash of everything that the result depends on."""
         where = self.column or (self.stages[0].corruption if len(self.stages) <= 2 else "lifelong")
         words = f"{self.row} {where or NATURAL} {self.severity} {self.seed}"
-        readable = "".join(letter if letter.isalnum() else "-" for letter in words)
-        return f"{readable}-{digest(asdict(self))}"
+        return f"{slug(words)}-{digest(asdict(self))}"
 
     @property
     def lifelong(self) -> bool:
@@ -164,6 +164,15 @@ class Cell:
         """
         streams = sum(len(CORRUPTIONS) if stage.corruption == MIXED else 1 for stage in self.stages)
         return float(min(images, self.limit or images) * streams * self.cost)
+
+
+def slug(text: str) -> str:
+    """The text as part of a file's name on every system.
+
+    >>> slug("own:net 5")
+    'own-net-5'
+    """
+    return "".join(letter if letter.isalnum() else "-" for letter in text)
 
 
 def digest(value: Any) -> str:

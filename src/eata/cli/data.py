@@ -19,6 +19,7 @@ app = typer.Typer(help="Data sets: which there are, and fetching CIFAR-10.", no_
 
 ELSEWHERE = {
     "digits": "comes with scikit-learn; there is nothing to get.",
+    "cifar10-sample": "1,024 of its test images come with eata; there is nothing to get.",
     "cifar10-c": "is made from CIFAR-10 when it is used. To use the published files, unpack them to {published}, "
     "or write cifar10-c:PATH.",
     "imagenet": "cannot be fetched without an account; write imagenet:PATH for a folder with val/<wnid>/*.JPEG.",

@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 from torch import Tensor
 
-from eata.data import cache, cifar10, corruptions, digits
+from eata.data import cache, cifar10, corruptions, digits, sample
 from eata.data.corruptions import corrupt
 from eata.data.stream import ArrayStream, Stream
 from eata.errors import EataError, unknown
 
-SPECS = ("digits", "cifar10", "cifar10-c[:PATH]", "imagenet:PATH", "imagenet-c:PATH", "imagenet-r:PATH", "folder:PATH")
+SPECS = (
+    *("digits", "cifar10-sample", "cifar10", "cifar10-c[:PATH]"),
+    *("imagenet:PATH", "imagenet-c:PATH", "imagenet-r:PATH", "folder:PATH"),
+)
+ARRAYS: dict[str, ModuleType] = {"digits": digits, "cifar10-sample": sample, "cifar10": cifar10, "cifar10-c": cifar10}
 
 Item = TypeVar("Item")
 
@@ -34,6 +39,7 @@ def load(
     | spec | what |
     |---|---|
     | ``digits`` | scikit-learn's, 32x32, 897 for training, 900 for testing |
+    | ``cifar10-sample`` | 1,024 test images of CIFAR-10 that come with the package |
     | ``cifar10`` | from the cache folder (``eata data get cifar10``) |
     | ``cifar10-c[:PATH]`` | the published files in PATH (default: ``CIFAR-10-C`` in the cache folder), else made here |
     | ``imagenet:PATH`` | ``PATH[/val]/<wnid>/*.JPEG``, resized and cropped |
@@ -85,7 +91,7 @@ def _from_arrays(kind: str, split: str, corruption: str | None, severity: int, l
     unpacked = cache.folder() / cifar10.PUBLISHED
     if kind == "cifar10-c" and unpacked.is_dir():
         return _published_cifar10(unpacked, split, corruption, severity, limit)
-    source = digits if kind == "digits" else cifar10
+    source = ARRAYS[kind]
     name = _name(kind, corruption, severity)
     pixels, labels = source.arrays(split)
     if corruption is None:
