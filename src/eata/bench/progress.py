@@ -122,7 +122,7 @@ class Display:
 
 def describe(cell: Cell) -> str:
     """A cell in a few words."""
-    place = cell.column or ("lifelong" if cell.lifelong else cell.stages[0].corruption or "")
+    place = cell.column or ("lifelong" if cell.lifelong else cell.stages[0].corruption or cell.stages[0].role)
     where = "" if place in cell.row else place
     words = (name_of(cell.row), where, f"severity {cell.severity}", f"seed {cell.seed}")
     return ", ".join(word for word in words if word)
@@ -149,6 +149,9 @@ def grids(table: Table, width: int) -> list[Grid]:
         overall = [table.overall(line) for line in lines]
         if any(difference is not None for _, difference in overall):
             grid.add_row("In the paper", *("" if gap is None else f"{paper:.1f}" for paper, gap in overall))
+        if any(line.clean_before is not None for line in lines):
+            before = ("" if line.clean_before is None else f"{line.clean_before:.1f}" for line in lines)
+            grid.add_row("Clean, new model", *before)
         if any(line.clean is not None for line in lines):
             grid.add_row("Clean after", *("" if line.clean is None else f"{line.clean:.1f}" for line in lines))
         grid.add_row("Forwards", *(f"{line.forwards:,.0f}" for line in lines))
@@ -156,6 +159,9 @@ def grids(table: Table, width: int) -> list[Grid]:
         if any(line.memory for line in lines):
             grid.add_row("Memory MB", *(f"{(line.memory or 0) / 1e6:.1f}" for line in lines))
         grid.add_row("Seconds", *(f"{line.seconds:.1f}" for line in lines))
+        times = [table.times(line) for line in lines]
+        if any(time is not None for time in times):
+            grid.add_row("Times Source", *("" if time is None else f"{time:.1f}" for time in times))
         found.append(grid)
     return found[-1:] if len(found) > 2 else found
 

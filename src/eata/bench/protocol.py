@@ -264,9 +264,10 @@ def _cells(experiment: Experiment, request: Request, variant: Variant, severity:
     shifts = [Stage(None if name == NATURAL else name, severity) for name in experiment.corruptions]
     if "keep" in settings:
         return [replace(cell, stages=(replace(s, role="prepare"), replace(s, frozen=True))) for s in shifts]
-    if variant.lifelong and experiment.clean in ("each", "lifelong"):
+    if variant.lifelong and experiment.clean == "each":
         return [replace(cell, stages=tuple(stage for shift in shifts for stage in (shift, *clean)))]
     if variant.lifelong:
-        return [replace(cell, stages=(*shifts, *clean))]
-    then = {"never": [], "last": shifts[-1:], "lifelong": shifts[-1:]}.get(experiment.clean, shifts)
+        before = [replace(cell, stages=clean)] if clean and experiment.clean == "around" else []
+        return [*before, replace(cell, stages=(*shifts, *clean))]
+    then = {"never": [], "last": shifts[-1:], "around": shifts[-1:]}.get(experiment.clean, shifts)
     return [replace(cell, stages=(shift, *(clean if shift in then else ()))) for shift in shifts]

@@ -57,6 +57,7 @@ class Line:
         values: error or accuracy in % by column, mean over the seeds.
         deviations: standard deviation over the seeds by column, where there are several.
         clean: error or accuracy on the clean set after adaptation, in %.
+        clean_before: that of a new model, which has seen nothing else.
         forwards: samples a stream.
         backwards: samples a stream.
         seconds: a stream, in the model only.
@@ -71,6 +72,7 @@ class Line:
     backwards_by: dict[str, float] = field(default_factory=dict)
     clean_by: dict[str, float] = field(default_factory=dict)
     clean: float | None = None
+    clean_before: float | None = None
     forwards: float = 0
     backwards: float = 0
     seconds: float = 0
@@ -160,6 +162,12 @@ class Table:
         values = {round(value, 1) for value in found if value is not None}
         return sorted(values, reverse=self.experiment.measure == "accuracy")
 
+    def times(self, line: Line) -> float | None:
+        """The time a stream over that of plain inference, where that was measured beside it."""
+        found = (one for one in self.lines if one.row == "source" and one.severity == line.severity)
+        source = next(found, None)
+        return line.seconds / source.seconds if source and source.seconds else None
+
     @staticmethod
     def value(line: Line, column: str) -> float | None:
         """Measured; a mean only of all columns."""
@@ -237,14 +245,20 @@ def _line(row: str, severity: int | None, results: list[tuple[Cell, Result]], ex
             score = _score(after, experiment.measure)
             if after["role"] == "clean" and before["role"] == "shift" and score is not None:
                 line.clean_by[_column(cell, before)] = score
-    last = [_score(r["stages"][-1], experiment.measure) for _, r in results if r["stages"][-1]["role"] == "clean"]
-    cleans = [score for score in last if score is not None]
-    line.clean = statistics.fmean(cleans) if cleans else None
+    ends = [stages for _, result in results if (stages := result["stages"])[-1]["role"] == "clean"]
+    line.clean = _clean([stages for stages in ends if len(stages) > 1], experiment.measure)
+    line.clean_before = _clean([stages for stages in ends if len(stages) == 1], experiment.measure)
     for name in ("forwards", "backwards", "seconds"):
         total = sum(stage[name] for _, stage in every if stage["role"] != "clean")
         setattr(line, name, total / max(1, len(shifts)))
     line.memory = max((stage.get("memory", 0) for _, stage in shifts), default=0) or None
     return line
+
+
+def _clean(ends: list[list[Result]], measure: str) -> float | None:
+    """Mean score of the last stages."""
+    scores = [score for stages in ends if (score := _score(stages[-1], measure)) is not None]
+    return statistics.fmean(scores) if scores else None
 
 
 def _column(cell: Cell, stage: Result) -> str:

@@ -108,7 +108,7 @@ class Worker:
     def _stage(self, cell: Cell, stage: Stage, adapter: Any, advance: Advance) -> Result:
         before = copy.copy(adapter.stats)
         counted = {"samples": 0, "known": 0, "correct": 0}
-        seconds, memory = 0.0, list[int]()
+        seconds, memory, answers = 0.0, list[int](), list[int]()
         with adapter.frozen() if stage.frozen else contextlib.nullcontext():
             for images, labels in self.images(cell, stage):
                 images = images.to(self.device)
@@ -120,11 +120,14 @@ class Worker:
                 seconds += time.perf_counter() - start
                 counted["samples"] += len(labels)
                 counted["known"] += int((labels >= 0).sum())
-                counted["correct"] += int((logits.argmax(1).cpu() == labels).sum())
+                best = logits.argmax(1).cpu()
+                counted["correct"] += int((best == labels).sum())
+                answers += best.tolist()
                 advance(len(labels))
         cost = {name: getattr(adapter.stats, name) - getattr(before, name) for name in vars(before)}
         place = {"corruption": stage.corruption, "severity": stage.severity, "role": stage.role}
-        return place | counted | cost | {"seconds": round(seconds, 4)} | ({"memory": memory[0]} if memory else {})
+        more = ({"memory": memory[0]} if memory else {}) | ({"answers": answers} if "answers" in cell.settings else {})
+        return place | counted | cost | {"seconds": round(seconds, 4)} | more
 
     # --- its images -----------------------------------------------------------------------------------------------
 
