@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 import eata
+from eata import device
 from eata.bench.materials import Materials
 from eata.bench.protocol import Cell, Request, Result, Stage, plan
 from eata.bench.work import Worker, needs_fisher
@@ -53,7 +54,7 @@ def test_eata_gets_the_fisher_of_clean_images_once(worker: Worker) -> None:
     clean = eata.data.load("digits").batches(64, seed=2020, mean=HALF, std=HALF)
     expected = eata.fisher(eata.models.load("tiny:net"), clean, per="batch")  # as the preset of digits asks
     assert all(torch.allclose(kept[name], value) for name, value in expected.items())
-    (path,) = worker.folder.glob("fisher/*")
+    (path,) = worker.folder.glob("fisher/*.safetensors")
     written = path.stat().st_mtime_ns
     Worker(REQUEST, worker.folder).prepare([one])
     assert path.stat().st_mtime_ns == written
@@ -160,3 +161,18 @@ def test_a_model_of_other_classes_does_not_fit(place: Path) -> None:
     materials = Materials(replace(REQUEST, data=f"folder:{place / 'images'}", clean="digits"))
     with pytest.raises(ValueError, match="10 classes"):
         materials.available("tiny:net")
+
+
+def test_mixed_precision_is_near_and_another_run(worker: Worker, place: Path) -> None:
+    (plain, _), (half, _) = (
+        good(Worker(replace(REQUEST, amp=amp), place / f"run-{amp}").run(cell("tent"))) for amp in (False, True)
+    )
+    assert half["samples"] == plain["samples"] == half["backwards"] == 96
+    assert abs(half["correct"] - plain["correct"]) <= 10
+    request = replace(REQUEST, amp=True)
+    seen: list[torch.dtype] = []
+    adapter = Worker(request, place / "run").adapter(cell("source"))
+    adapter.net.register_forward_hook(lambda net, x, y: seen.append(y.dtype))
+    with device.precision(torch.device("cpu"), request.amp):
+        adapter(torch.zeros(2, 3, 32, 32))
+    assert seen == [torch.bfloat16]

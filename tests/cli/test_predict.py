@@ -229,3 +229,14 @@ def test_paths_are_hashed_once_however_often_the_state_is_saved(place: Path, mon
     digests = [job._digest(files) for files in range(21)]
     assert len(set(digests)) == 21
     assert seen == [path for path, _ in order]
+
+
+def test_a_device_and_mixed_precision(place: Path, eata_says: Says) -> None:
+    predict(eata_says, "--images", "loose", "--out", "plain.csv", *TENT, "--device", "cpu")
+    predict(eata_says, "--images", "loose", "--out", "half.csv", *TENT, "--amp")
+    plain, half = rows("plain.csv"), rows("half.csv")
+    assert [row["path"] for row in plain] == [row["path"] for row in half]
+    assert [row["confidence"] for row in plain] != [row["confidence"] for row in half]
+    assert sum(a["prediction"] == b["prediction"] for a, b in zip(plain, half, strict=True)) >= 16
+    output = predict(eata_says, "--images", "loose", "--out", "x.csv", *TENT, "--device", "cuda:7", code=2)
+    assert "--device cuda:7 can't be used" in output

@@ -113,7 +113,8 @@ class Target:
     @property
     def scale(self) -> tuple[int, int]:
         """Height and width that images are scaled to, before they are cropped."""
-        return math.floor(self.height / self.crop_pct), math.floor(self.width / self.crop_pct)
+        tiny = 1e-6  # 224 / (224 / 232) is 232
+        return math.floor(self.height / self.crop_pct + tiny), math.floor(self.width / self.crop_pct + tiny)
 
 
 def resize(image: Image.Image, height: int, width: int, target: Target) -> Image.Image:

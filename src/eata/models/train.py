@@ -103,7 +103,7 @@ def error(net: nn.Module, images: Tensor, labels: Tensor, batch: int = 500) -> f
     """Error in per cent of a net in eval mode on uint8 images."""
     was_training = net.training
     net.eval()
-    on = next(net.parameters()).device
+    on = next(net.parameters(), images).device
     wrong = 0
     for x, y in zip(images.split(batch), labels.split(batch), strict=True):
         wrong += int((net(normalize(x.to(on))).argmax(1).cpu() != y).sum())
