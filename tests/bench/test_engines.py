@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -128,6 +129,20 @@ def test_a_cell_that_ends_its_worker_each_time_has_failed(place: Path, start: St
     assert len(lost) == 2
     assert all("its worker process ended 4 times (exit code -9)" in error for error in lost)
     assert "cells failed; the same command tries them again" in output
+
+
+def test_workers_that_do_not_come_up_end_the_run_in_a_sentence(place: Path) -> None:
+    (place / "script.py").write_text(
+        "import sys\n"
+        "from eata.cli import main\n"
+        "if __name__ != '__main__':\n"
+        "    sys.exit(3)\n"  # as a script without its guard does
+        f"sys.argv = {['eata', *BENCH, '--workers', '2']!r}\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "script.py"], cwd=place, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("eata: Worker processes do not come up (exit code 3); --workers 1 does without them.")
 
 
 def test_two_runs_with_workers_share_the_cells(place: Path, start: Start, expected: dict[str, Any]) -> None:

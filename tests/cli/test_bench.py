@@ -12,6 +12,8 @@ def test_lists_of_numbers_and_names() -> None:
     for wrong in ("", "a", "1-", "-3", "1,,2"):
         with pytest.raises(ValueError, match="not a list of numbers"):
             numbers(wrong)
+    with pytest.raises(ValueError, match="'5-1' goes backwards; write 1-5"):
+        numbers("5-1")
 
 
 def test_the_list_has_every_experiment_with_its_label(eata_says) -> None:  # type: ignore[no-untyped-def]

@@ -240,3 +240,21 @@ def test_a_device_and_mixed_precision(place: Path, eata_says: Says) -> None:
     assert sum(a["prediction"] == b["prediction"] for a, b in zip(plain, half, strict=True)) >= 16
     output = predict(eata_says, "--images", "loose", "--out", "x.csv", *TENT, "--device", "cuda:7", code=2)
     assert "--device cuda:7 can't be used" in output
+
+
+def test_careless_words_get_one_sentence(place: Path, eata_says: Says) -> None:
+    Path("notes.txt").write_text("hello\n")
+    Path("w.pth").write_bytes(b"garbage")
+    for arguments, sentence in (
+        (("--images", "loose", "--out", "notes.txt/o.csv", *TENT), "a part of this path is a file, not a folder"),
+        (("--images", "loose", "--out", "o.csv", *TENT, "--weights", "w.pth"), "(Weights only load failed)."),
+        (("--images", "notes.txt", "--out", "o.csv", *TENT), "is read as a list of images"),
+        (("--images", "w.pth", "--out", "o.csv", *TENT), "is read as a list of images"),
+        (("--images", "loose", "--out", "o.csv", "--method", "tnt"), "did you mean 'tent'"),
+        (("--images", "loose", "--out", "o.csv", *TENT, "--device", "gpu"), "There is no device 'gpu'"),
+        (("--images", "loose", "--out", "o.csv", "--fisher", "nowhere"), "nowhere is not a folder"),
+    ):
+        output = predict(eata_says, *arguments, code=2)
+        assert sentence in output
+        assert "Traceback" not in output
+        assert not Path("o.csv").exists()

@@ -20,6 +20,7 @@ from eata import allocator
 from eata.bench.protocol import Cell, Request, Result
 from eata.bench.store import Run
 from eata.bench.work import Advance, Worker
+from eata.errors import EataError
 
 PAUSE = 0.5  # seconds between looks at what another process is doing
 RETRIES = 3  # of a cell whose worker was lost
@@ -90,6 +91,7 @@ class Hand:
             self.process.start()
         theirs.close()
         self.cell: Cell | None = None
+        self.ready = False  # it has come up
 
     def give(self, cell: Cell) -> None:
         """Send it a cell to run."""
@@ -164,9 +166,10 @@ class Crew:
         """Take one message of a worker to heart."""
         cell, (what, value) = hand.cell, hand.hear()
         if what == "lost":
+            self._lost(cell, value, hand.ready)
             self._hands[place] = self._hand()
-            if cell:
-                self._lost(cell, value)
+        elif what == "ready":
+            hand.ready = True
         elif what == "problem":
             raise value
         elif what == "warning":
@@ -183,10 +186,15 @@ class Crew:
             else:
                 self._listener.finished(cell, value)
 
-    def _lost(self, cell: Cell, code: int | None) -> None:
+    def _lost(self, cell: Cell | None, code: int | None, ready: bool) -> None:
         """Have the cell run again, or write down that it fails."""
-        self._losses[cell.id] += 1
-        times = self._losses[cell.id]
+        name = cell.id if cell and ready else ""
+        self._losses[name] += 1
+        times = self._losses[name]
+        if times > RETRIES and not name:
+            raise EataError(f"Worker processes do not come up (exit code {code}); --workers 1 does without them.")
+        if cell is None:
+            return
         if times <= RETRIES:
             self._todo.appendleft(cell)
             return
@@ -214,6 +222,7 @@ def _work(request: Request, folder: Path, pipe: Connection) -> None:
 
     warnings.showwarning = lambda text, *_: tell("warning", str(text))
     run, worker = Run(folder), Worker(request, folder)
+    tell("ready")
     while True:
         try:
             cell = pipe.recv()

@@ -35,6 +35,8 @@ def _sentence(problem: EataError | OSError) -> str:
             "The disk is full; what was finished is kept. Make room, and give the same command again "
             "(predict and train: with --resume)."
         )
+    if isinstance(problem, (FileExistsError, NotADirectoryError)) and problem.filename:
+        return f"{problem.filename} can't be made: a part of this path is a file, not a folder."
     if isinstance(problem, OSError) and problem.strerror and problem.filename:
         return f"{problem.filename}: {problem.strerror}."
     return str(problem)

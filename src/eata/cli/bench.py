@@ -27,6 +27,8 @@ def numbers(text: str) -> tuple[int, ...]:
         first, dash, last = part.strip().partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
             raise EataError(f"{text!r} is not a list of numbers; write 3,5 or 1-5.")
+        if dash and int(last) < int(first):
+            raise EataError(f"{text!r} goes backwards; write {last}-{first}.")
         found += range(int(first), int(last or first) + 1)
     return tuple(found)
 

@@ -183,7 +183,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     except SafetensorError as problem:
         raise EataError(f"{path} is no whole safetensors file ({problem}).") from None
     except Exception as problem:  # torch.load tells damaged, foreign and unsafe files apart by many exceptions
-        reason = str(problem).strip().splitlines()[0] if str(problem).strip() else type(problem).__name__
+        # only the first sentence: the next ones advise to run the code
+        reason = str(problem).strip().partition("\n")[0].partition(". ")[0] or type(problem).__name__
         raise EataError(f"{path} is damaged or holds more than tensors, which could run code ({reason}).") from None
     for key in ("state_dict", "model"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
