@@ -12,7 +12,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -87,7 +87,7 @@ class Adapter:
         self._source_digest: str | None = None
         self._undo = weakref.finalize(self, norm.Prepared(net, f"eata.{type(self).__name__}").restore)
         #: runs the net on a batch
-        self.runner = Runner(net, engine)
+        self.runner: Callable[..., Pass] = Runner(net, engine)
         self._place = _place(net)
         self.stats = Stats()
 
@@ -344,7 +344,8 @@ class _Recording(Statistics):
         self.seen: dict[int, tuple[Tensor, Tensor]] = {}
 
     def normalize(self, layer: norm.Layer, x: Tensor, kernel: norm.Kernel) -> Tensor:
-        def record(share: float, mean: Tensor, variance: Tensor) -> Tensor:
+        def record(share: float, mean: Tensor, variance: Tensor, pool: norm.Pool | None = None) -> Tensor:
+            assert pool is None  # a snapshot is of one process
             if share < 1:
                 mean, variance = norm.mixed_statistics(x, (mean, variance), share)
             self.seen[layer.index] = (mean.clone(), variance.clone())

@@ -178,7 +178,10 @@ class GradientAdapter(Adapter):
         return None
 
     def update(self, batch: Pass, choice: Choice) -> bool:
-        """Learn from the chosen samples, ``count`` of them; whether a step was taken. Default: one gradient, one step."""
+        """Learn from the chosen samples, ``choice.count`` in all; whether a step was taken.
+
+        Default: one gradient, one step.
+        """
         return self.step(self.gradients(batch, choice), choice.count)
 
     def after_step(self, batch: Pass, choice: Choice) -> None:
