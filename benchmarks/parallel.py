@@ -86,8 +86,8 @@ def scale() -> None:
             tree = messages * 2 * math.ceil(math.log2(workers)) * hop + sent / bandwidth
             ring = messages * 2 * (workers - 1) * hop + sent / bandwidth
             print(
-                f"| {workers:,} | {interval:.3f} | {sent / 1e6:.2f} | {sent / 1e6 / interval:.1f} | {link} | {tree:.4f} "
-                f"| {ring:.3f} |"
+                f"| {workers:,} | {interval:.3f} | {sent / 1e6:.2f} | {sent / 1e6 / interval:.1f} | {link} "
+                f"| {tree:.4f} | {ring:.3f} |"
             )
     parameters = sum(p.numel() for p in norm.affine_parameters(net).values())
     print(f"a publication of scale and shift: {4 * parameters:,} bytes to each replica")
