@@ -71,12 +71,13 @@ def case(trained, stream):
         sizes = [24] * (length - 2) + [7, 1]
         batches = stream(sizes, dtype)
         batches[4][5, 0, 0, 0] = torch.nan
+        batches[5][3] = torch.finfo(dtype).max  # the net overflows: no step, in any process
         shards = [split(size, world, number) for number, size in enumerate(sizes)]
         method, arguments = SETTINGS[setting]
         name = f"{setting} {norm} {dtype}"
         made = Case(name, net, functools.partial(build, method, fisher, arguments), batches, shards)
         for number, rows in enumerate(alone(made)[1]):
-            if rows and rows[0] and number != 4:  # rank 0 gets the rows in front of the first chosen one
+            if rows and rows[0] and number not in (4, 5):  # rank 0 gets the rows in front of the first chosen one
                 shards[number] = [rows[0], *[0] * (world - 2), sizes[number] - rows[0]]
         return made
 
@@ -102,17 +103,20 @@ def run(world: int, folder: Path, scenes: dict[str, Any]) -> tuple[list[dict[str
 
 def alone(case: Case, first: int = 0) -> tuple[dict[str, Any], list[list[int]]]:
     """One process with whole batches, and which rows of each it chose."""
-    model, chosen = case.model(), []
+    model = case.model()
+    chosen: list[list[int]] = [[] for _ in case.batches]
     if isinstance(model, eata.GradientAdapter):
         select = model.select
 
         def note(batch: eata.Pass) -> eata.Choice:
             choice = select(batch)
-            chosen.append(choice.index.tolist())
+            chosen[len(answers)] = choice.index.tolist()
             return choice
 
         model.select = note  # type: ignore[method-assign]
-    answers = [model(batch) for batch in case.batches]
+    answers: list[Tensor] = []
+    for batch in case.batches:
+        answers.append(model(batch))
     return parallel_job.outcome(model, answers[first:]), chosen
 
 
@@ -172,7 +176,7 @@ def test_three_processes_are_one(three, case, kind: tuple[str, str, torch.dtype]
         assert any(rows and rows[0] == sizes[0] > 0 for rows, sizes in zip(chosen, one.sizes, strict=True))
     assert any(0 in sizes for sizes in one.sizes)
     assert expected["stats"]["steps"] > len(one.batches) // 2
-    assert expected["stats"]["rejected"] == 1
+    assert expected["stats"]["rejected"] > 1
 
 
 def test_a_state_of_two_processes_loads_into_one_and_into_three(three, folder: Path, case) -> None:
