@@ -8,6 +8,7 @@ from eata.gradient import Choice, GradientAdapter
 from eata.importance import Fisher, fisher, in_distribution
 from eata.inputs import Inputs
 from eata.methods import BN, EATA, ETA, MEMO, TTT, Augment, Source, Tent, method, preset
+from eata.parallel import parallel
 from eata.passes import Pass
 from eata.window import Window
 
@@ -38,6 +39,7 @@ __all__ = [
     "in_distribution",
     "method",
     "models",
+    "parallel",
     "preset",
 ]
 __version__ = "0.1.0"

@@ -12,7 +12,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -65,6 +65,8 @@ class Adapter:
 
     #: whether the forward pass keeps the input of the last linear layer for the method
     needs_features = False
+    #: whether ``eata.parallel`` may divide a batch: all that is summed over samples goes through ``Pass.total``
+    divisible = False
 
     def __init__(self, net: nn.Module, *, statistics: Statistics, engine: Engine | None = None) -> None:
         if not isinstance(net, nn.Module):
@@ -84,7 +86,8 @@ class Adapter:
         self._warned: set[str] = set()
         self._source_digest: str | None = None
         self._undo = weakref.finalize(self, norm.Prepared(net, f"eata.{type(self).__name__}").restore)
-        self._runner = Runner(net, engine)
+        #: runs the net on a batch
+        self.runner: Callable[..., Pass] = Runner(net, engine)
         self._place = _place(net)
         self.stats = Stats()
 
@@ -144,15 +147,15 @@ class Adapter:
             grad: whether gradients will be asked of it.
             count: whether it counts among ``stats.forwards``.
         """
-        if len(inputs) == 1 and self.statistics.of_batch_alone and norm.has_batch_norm(self.net):
+        wanted = self.differentiable if grad else ()
+        batch = self.runner(inputs, self.statistics, wanted, self.needs_features)
+        if batch.samples == 1 and self.statistics.of_batch_alone and norm.has_batch_norm(self.net):
             self.warn_once(
                 "A batch of 1 under BatchNorm is normalized by that one image, and accuracy falls to chance; "
                 "wrap the model in eata.Window, or collect larger batches."
             )
-        wanted = self.differentiable if grad else ()
-        batch = self._runner(inputs, self.statistics, wanted, self.needs_features)
         if count:
-            self.stats.forwards += len(inputs)
+            self.stats.forwards += batch.samples
         return batch
 
     @property
@@ -235,7 +238,7 @@ class Adapter:
             if norm.batch_norm_layers(self.net) and self.statistics.share(1) < 1:
                 if not args and not kwargs:
                     raise EataError("This method normalizes by the batch, so snapshot() needs one: model.snapshot(x).")
-                self._runner(self.checked(Inputs(*args, **kwargs)), recording)
+                self.runner(self.checked(Inputs(*args, **kwargs)), recording)
             return norm.with_statistics(self.net, recording.seen)
 
     def to(self, *args: Any, **kwargs: Any) -> Adapter:
@@ -341,7 +344,8 @@ class _Recording(Statistics):
         self.seen: dict[int, tuple[Tensor, Tensor]] = {}
 
     def normalize(self, layer: norm.Layer, x: Tensor, kernel: norm.Kernel) -> Tensor:
-        def record(share: float, mean: Tensor, variance: Tensor) -> Tensor:
+        def record(share: float, mean: Tensor, variance: Tensor, pool: norm.Pool | None = None) -> Tensor:
+            assert pool is None  # a snapshot is of one process
             if share < 1:
                 mean, variance = norm.mixed_statistics(x, (mean, variance), share)
             self.seen[layer.index] = (mean.clone(), variance.clone())

@@ -50,7 +50,7 @@ class Choice:
         index: positions of the chosen samples in the batch, ascending, (B',).
         weight: S(x) of each, (B',), without gradient.
         reliable: how many samples passed the first filter.
-        count: how many samples the loss is the mean of; default B'.
+        count: how many samples the loss is the mean of; default B'. The loop makes both numbers those of all processes.
     """
 
     index: Tensor
@@ -178,7 +178,10 @@ class GradientAdapter(Adapter):
         return None
 
     def update(self, batch: Pass, choice: Choice) -> bool:
-        """Learn from the chosen samples, at least one; whether a step was taken. Default: one gradient, one step."""
+        """Learn from the chosen samples, ``choice.count`` in all; whether a step was taken.
+
+        Default: one gradient, one step.
+        """
         return self.step(self.gradients(batch, choice), choice.count)
 
     def after_step(self, batch: Pass, choice: Choice) -> None:
@@ -194,11 +197,13 @@ class GradientAdapter(Adapter):
     def learn(self, batch: Pass) -> None:
         """One step on the samples that are worth one, unless something about the batch is not finite."""
         good = finite_rows([batch.logits])
-        if good is not None:
-            self.stats.rejected += int((~good).sum())
+        (bad,) = batch.counts(0 if good is None else int((~good).sum()))
+        if bad:
+            self.stats.rejected += bad
             self.warn_once("The net gave NaN or infinite logits for finite input; no step is taken on such batches.")
             return
         choice = self.select(batch)
+        choice.count, choice.reliable = batch.counts(choice.count, choice.reliable)
         self.stats.reliable += choice.reliable
         if choice.count and self.update(batch, choice):
             self.after_step(batch, choice)

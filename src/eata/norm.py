@@ -13,9 +13,9 @@ import contextlib
 import copy
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -167,8 +167,31 @@ class Prepared:
 
 # --- by what they normalize -------------------------------------------------------------------------------------------
 
-# Normalizes by ``share`` of the given mean and variance and the rest of the batch's own: (share, mean, variance).
-Kernel = Callable[[float, Tensor, Tensor], Tensor]
+
+class Pool(Protocol):
+    """The rest of the batch, where other processes hold it (`eata.parallel`)."""
+
+    #: whether this process holds some of the batch at all
+    present: bool
+    #: how many values of each channel the whole batch has
+    values: int
+
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance (biased) over the whole batch, (C,) each.
+
+        Args:
+            x: this process's part of a layer's input, without a gradient.
+        """
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over all processes."""
+
+
+class Kernel(Protocol):
+    """Normalizes a layer's input by ``share`` of a given mean and variance and the rest of the batch's own."""
+
+    def __call__(self, share: float, mean: Tensor, variance: Tensor, pool: Pool | None = None) -> Tensor:
+        """``pool``: who else has a part of the batch."""
 
 
 class Statistics:
@@ -277,8 +300,14 @@ class Normalizing(TorchFunctionMode):
         share: float,
         mean: Tensor | None,
         variance: Tensor | None,
+        pool: Pool | None = None,
     ) -> Tensor:
         """x normalized by ``share`` of the given statistics and the rest of its own; a faster way may replace this."""
+        if pool is not None and share < 1:  # without a gradient: `eata.rows` has the one with
+            own_mean, own_variance = pool.statistics(x)
+            assert mean is not None
+            assert variance is not None
+            mean, variance, share = own_mean.lerp(mean, share), own_variance.lerp(variance, share), 1.0
         return batch_norm(x, weight, bias, eps, share, mean, variance)
 
     def _instance_norm(

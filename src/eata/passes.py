@@ -23,6 +23,10 @@ class Pass:
 
     Passes are independent of one another: a method may hold several.
 
+    >>> batch = Pass(Inputs(torch.zeros(4, 2)), torch.zeros(4, 3))
+    >>> len(batch), batch.samples, batch.counts(3, 1)
+    (4, 4, (3, 1))
+
     Attributes:
         inputs: the batch.
         logits: (B, C) or (B, C, ...), without a gradient.
@@ -45,6 +49,22 @@ class Pass:
 
     def __len__(self) -> int:
         return len(self.logits)
+
+    # A batch may be spread over processes, each with a part of it (`eata.parallel`). What a method sums over samples
+    # goes through these, before anything changes; in one process they cost nothing.
+
+    @property
+    def samples(self) -> int:
+        """How many samples the batch has, over all processes."""
+        return len(self)
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum of ``values``, which are about this process's samples, over all processes."""
+        return values
+
+    def counts(self, *numbers: int) -> tuple[int, ...]:
+        """The sum of each number over all processes."""
+        return numbers
 
     def gradients(self, index: Tensor, loss_of: LossOf) -> Gradients:
         """Gradients of a loss on some rows, by the free parameters; once, for it uses up what the forward kept.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,22 +44,30 @@ def predict(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a stream that was stopped.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps; auto: the accelerator if any.")] = "auto",
     amp: Annotated[bool, typer.Option("--amp", help="Mixed precision: faster on a GPU.")] = False,
+    processes: Annotated[int, typer.Option(min=1, help="Processes that share each batch; on the CPU.")] = 1,
 ) -> None:
     """Predict images with a model that adapts to them.
 
     Rows are written as they come. The adaptation state is kept beside them in OUT.state.safetensors: --resume goes on
     from it after Ctrl-C or a crash, and --state takes it to the next stream. Images in class folders are shuffled (seed
-    2020), and the accuracy is told; others come in the order of their names.
+    2020), and the accuracy is told; others come in the order of their names. With --processes, all of them
+    learn together, from the same batches in the same order, by the textbook gradient (backward="full").
 
     Example: eata predict timm/resnet50 --images photos --fisher clean-photos --out predictions.csv
     """
     import eata.models
     from eata import state as states
     from eata.cli.screen import console as screen
+    from eata.crew import Crew
     from eata.device import choose
     from eata.predictions import Job, ordered
 
-    on = choose(device)
+    on = choose("cpu" if processes > 1 and device == "auto" else device)
+    if processes > 1 and on.type != "cpu":
+        raise EataError(
+            f"--processes works on the CPU, not on {on}; for several GPUs, start a program of your own with torchrun, "
+            "and call eata.parallel in it."
+        )
     eata.method(method)  # a slip of the pen is told before a model is loaded
     net = eata.models.load(model, weights=weights).to(on)
     config: dict[str, Any] = net.pretrained_cfg  # type: ignore[assignment]
@@ -67,15 +76,28 @@ def predict(
     if not resume:
         job.refuse_to_overwrite()
     before = saved or (None if state is None else states.read(state))
-    adapter = _adapter(net, method, preset, lr, fisher, before, config, on)
+    arguments = _arguments(net, method, preset, lr, fisher, before, config, on)
+    adapter = eata.method(method)(net, **arguments)
     if before is not None:
         adapter.load_state_dict(before)
     console = screen(errors=True)
     position = saved["predict"] if saved else None
     done = position["files"] if position else 0
-    with _progress(console, done, len(job.order)) as advance, _interrupts(console) as stopped:
-        at = job.run(adapter, position, save_every=save_every, advance=advance, stopped=stopped)
+    build = partial(_built, model, weights, method, arguments)
+    with (
+        Crew(adapter, build, processes) if processes > 1 else nullcontext(adapter) as working,
+        _progress(console, done, len(job.order)) as advance,
+        _interrupts(console) as stopped,
+    ):
+        at = job.run(working, position, save_every=save_every, advance=advance, stopped=stopped)
     _tell(console, job, adapter, at)
+
+
+def _built(model: str, weights: Path | None, method: str, arguments: dict[str, Any]) -> Adapter:
+    """The same adapter in another process."""
+    import eata.models
+
+    return eata.method(method)(eata.models.load(model, weights=weights), **arguments)
 
 
 def _tell(console: Console, job: Job, adapter: Adapter, at: Position) -> None:
@@ -96,7 +118,7 @@ def _tell(console: Console, job: Job, adapter: Adapter, at: Position) -> None:
         raise EataError(f"None of the images could be read; {job.out} says why.")
 
 
-def _adapter(
+def _arguments(
     net: nn.Module,
     method: str,
     preset: str,
@@ -105,8 +127,8 @@ def _adapter(
     before: dict[str, Any] | None,
     config: dict[str, Any],
     on: torch.device,
-) -> Adapter:
-    """The method around the net, with the preset that fits the number of classes."""
+) -> dict[str, Any]:
+    """What the method is called with beside the net, by the preset that fits the number of classes."""
     import eata
     from eata import methods
 
@@ -119,7 +141,7 @@ def _adapter(
     if "fisher" in takes:
         kept = before["memory"].get("importance") if before else None
         arguments["fisher"] = kept or _fisher(net, fisher, config, arguments["per"], on)
-    return kind(net, **arguments)
+    return arguments
 
 
 def _fisher(net: nn.Module, folder: Path | None, config: dict[str, Any], per: Per, on: torch.device) -> Fisher:

@@ -24,6 +24,7 @@ class BN(Adapter):
     torch.Size([4, 3])
     """
 
+    divisible = True
     prior: float
 
     def __init__(self, net: nn.Module, *, prior: float = 256) -> None:

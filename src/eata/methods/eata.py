@@ -49,6 +49,7 @@ class ETA(GradientAdapter):
     (torch.Size([4, 3]), True)
     """
 
+    divisible = True
     e0: float
     epsilon: float
     alpha: float
@@ -73,10 +74,15 @@ class ETA(GradientAdapter):
         predictions = functional.probabilities(batch.logits)
         return Choice.of(reliable & functional.diversity(predictions, self.average, self.epsilon), weight, reliable)
 
+    def update(self, batch: Pass, choice: Choice) -> bool:
+        """One step; what the moving average will need of other processes is asked for before it."""
+        batch.notes["used"] = batch.total(functional.probabilities(batch.logits[choice.index]).sum(0))
+        return super().update(batch, choice)
+
     def after_step(self, batch: Pass, choice: Choice) -> None:
         """The moving average takes in the samples used (Eq. 4)."""
-        used = functional.probabilities(batch.logits[choice.index])
-        self.average = functional.moving_average(self.average, used, self.alpha)
+        used = batch.notes["used"] / choice.count
+        self.average = functional.moving_average(self.average, used[None], self.alpha)
 
 
 class EATA(ETA):

@@ -21,5 +21,7 @@ class Source(Adapter):
     torch.Size([4, 3])
     """
 
+    divisible = True
+
     def __init__(self, net: nn.Module) -> None:
         super().__init__(net, statistics=Statistics(math.inf))

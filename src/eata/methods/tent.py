@@ -30,6 +30,7 @@ class Tent(GradientAdapter):
     (torch.Size([4, 3]), 4)
     """
 
+    divisible = True
     episodic: bool
 
     def __init__(self, net: nn.Module, *, episodic: bool = False, **shared: Unpack[Shared]) -> None:

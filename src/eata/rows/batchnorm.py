@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from eata.allocator import block_like
-from eata.norm import batch_statistics
+from eata.norm import Pool, batch_statistics
 from eata.rows.gradient import RowGradient, is_channels_last, take
 from eata.rows.rules import rule
 
@@ -107,9 +107,10 @@ class BatchNorm(torch.autograd.Function):
         moments: Moments | None,
         half: bool,
         given: Given | None = None,
+        pool: Pool | None = None,
     ) -> Tensor:
         """Normalize; ``half`` keeps the input for the backward pass in 16 bits."""
-        known = statistics(moments, x)
+        known = statistics(moments, x) if pool is None else pool.statistics(x)
         if known is None and given is not None:
             known = batch_statistics(x.to(torch.promote_types(x.dtype, given[1].dtype)))
         if known is None:
@@ -123,7 +124,10 @@ class BatchNorm(torch.autograd.Function):
                 mean, variance = mean.lerp(fixed_mean, share), variance.lerp(fixed_variance, share)
             y = torch.native_batch_norm(x, weight, bias, mean, variance, False, 0.0, eps)[0]
             rstd = (variance + eps).rsqrt_()
-        ctx.affine, ctx.eps, ctx.dtype, ctx.own = weight is not None, eps, x.dtype, 1 - given[0] if given else 1.0
+        ctx.affine, ctx.eps, ctx.dtype, ctx.pool = weight is not None, eps, x.dtype, pool
+        # The batch's part in the statistics, for each of its values; rows that are not of the batch have none.
+        values = x.numel() / x.shape[1] if pool is None else pool.values if pool.present else math.inf
+        ctx.part = (1 - given[0] if given else 1.0) / values
         off = None if given is None else own_mean - mean  # of the batch's own mean from the one that was used
         if half:
             x = _normalized_half(x, mean, rstd)
@@ -139,21 +143,21 @@ class BatchNorm(torch.autograd.Function):
         x, weight, mean, rstd, off = ctx.saved_tensors
         if isinstance(g, RowGradient) and g.place.dim == 0 and g.place.outer == g.place.inner == 1:
             own = g.take(x).to(ctx.dtype)
-            count = g.rows.batch * math.prod(x.shape[2:])
-            dx, dweight, dbias = _by_sums(g.kept, own, weight, mean, rstd, off, ctx.own, g.rows.weight, count, ctx.eps)
+            dx, dweight, dbias = _by_sums(
+                g.kept, own, weight, mean, rstd, off, ctx.part, g.rows.weight, ctx.eps, ctx.pool
+            )
             dx = g.like(dx)
         else:
             dense = g.dense() if isinstance(g, RowGradient) else g
             x = x.to(ctx.dtype)
-            if off is None:
+            if off is None and ctx.pool is None:
                 dx, dweight, dbias = aten.native_batch_norm_backward(
                     dense, x, weight, None, None, mean, rstd, True, ctx.eps, (True, True, True)
                 )
             else:
-                count = x.numel() // x.shape[1]
                 copy = x if x.data_ptr() != ctx.saved_tensors[0].data_ptr() else x.clone()
-                dx, dweight, dbias = _by_sums(dense, copy, weight, mean, rstd, off, ctx.own, None, count, ctx.eps)
-        return dx, *((dweight, dbias) if ctx.affine else (None, None)), None, None, None, None
+                dx, dweight, dbias = _by_sums(dense, copy, weight, mean, rstd, off, ctx.part, None, ctx.eps, ctx.pool)
+        return dx, *((dweight, dbias) if ctx.affine else (None, None)), None, None, None, None, None
 
 
 def _normalized_half(x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
@@ -175,15 +179,15 @@ def _by_sums(
     mean: Tensor,
     rstd: Tensor,
     off: Tensor | None,
-    own: float,
+    part: float,
     row_weight: Tensor | None,
-    count: int,
     eps: float,
+    pool: Pool | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients from some rows, or all, of ``count`` values a channel; overwrites ``x``, which is a copy.
+    """Gradients from some rows, or all; overwrites ``x``, which is a copy.
 
-    ``own`` is the batch's part in the statistics, ``off`` how far its mean is from the one that was used, and
-    ``row_weight`` how many rows each one stands for (None: one).
+    ``part`` is what each value of the batch counts for in the statistics, ``off`` how far the batch's mean is from the
+    one that was used, ``row_weight`` how many rows each one stands for (None: one), and ``pool`` has the other rows.
     """
     # The kernel for fixed statistics gives the two sums without another large tensor.
     variance = rstd.pow(-2) - eps
@@ -191,8 +195,9 @@ def _by_sums(
         g, x, weight, mean, variance, None, None, False, eps, (False, True, True)
     )
     scale = rstd if weight is None else rstd * weight
-    slope = -own * scale * rstd * dot / count
-    offset = -own * scale * total / count - slope * (mean if off is None else mean + off)
+    all_dot, all_total = (dot, total) if pool is None else pool.total(torch.stack([dot, total]))
+    slope = -part * scale * rstd * all_dot
+    offset = -part * scale * all_total - slope * (mean if off is None else mean + off)
     ones = [1] * (x.dim() - 2)
     if row_weight is None:
         row_weight = torch.ones(1, dtype=x.dtype, device=x.device)
