@@ -4,9 +4,9 @@
     EATA_MEMO_GN=PATH python -m benchmarks.memo_gn --methods lame,roid --out results/memo-gn     # 10,000, as published
 
 The settings are those of the published numbers (mariodoebler/test-time-adaptation): severity 5, batches of 200, Adam
-0.001 for all that learn; EATA with beta 1, epsilon 0.4 and omega per batch. SAR adapts all layers: the names that its
-program leaves alone (layer4) do not occur in this net. What is done is kept: the same command goes on after the last
-corruption that was finished.
+0.001 for all that learn; EATA with beta 1, epsilon 0.4 and omega per batch; LAME with the rbf affinity, the default of
+that program. SAR adapts all layers: the names that its program leaves alone (layer4) do not occur in this net. What is
+done is kept: the same command goes on after the last corruption that was finished.
 
 The weights are not part of this project (zhangmarvin/memo, MIT licence): ``EATA_MEMO_GN`` names the checkpoint, whose
 ``net`` holds them. ``eata bench ... --model benchmarks.memo_gn:net`` adapts the same net.
@@ -60,7 +60,7 @@ def build(method: str) -> eata.Adapter:
         clean = next(eata.data.load("cifar10").batches(2000, seed=SEED, mean=HALVES, std=HALVES))[0]
         fisher = eata.fisher(net(), clean, per="batch")
         return eata.EATA(net(), fisher, beta=1.0, epsilon=0.4, **ADAM)  # type: ignore[arg-type]
-    own: dict[str, Any] = {"sar": {"exclude": ()}}.get(method, {})
+    own: dict[str, Any] = {"sar": {"exclude": ()}, "lame": {"affinity": "rbf"}}.get(method, {})
     learns = {} if method in ("source", "lame") else ADAM
     return eata.method(method)(net(), **learns, **own)
 

@@ -314,7 +314,7 @@ class ROID(Naive):
         return torch.tensor([[z * q for z, q in zip(row, correction, strict=True)] for row in rows], dtype=x.dtype)
 
 
-def lame(net, x, neighbours=5):
+def lame(net, x, neighbours=5, affinity="knn"):
     """Log Y of one batch; the net is a Sequential that ends in a linear layer."""
     net = copy.deepcopy(net).eval()
     with torch.no_grad():
@@ -322,16 +322,19 @@ def lame(net, x, neighbours=5):
         rows = net(x).double().tolist()
     count, classes = len(x), len(rows[0])
     unit = [(f / f.norm()).tolist() for f in features]
-    near = []
-    for i in range(count):
-        distance = sorted(
-            (sum((a - b) ** 2 for a, b in zip(unit[i], unit[j], strict=True)), j) for j in range(count) if j != i
-        )
-        near.append([j for _, j in distance[:neighbours]])
+    distances = [[math.dist(a, b) for b in unit] for a in unit]
+    if affinity == "rbf":
+        scale = sum(sorted(row)[: min(neighbours, count)][-1] for row in distances) / count
+        pull = [[math.exp(-(d**2) / (2 * scale**2)) if scale else 1.0 for d in row] for row in distances]
+    else:
+        pull = [[0.0] * count for _ in range(count)]
+        for i in range(count):
+            for j in sorted((j for j in range(count) if j != i), key=lambda j: distances[i][j])[:neighbours]:
+                pull[i][j] = 1.0
     p = [softmax(row) for row in rows]
     y, before = [list(row) for row in p], math.inf
     for _ in range(100):
-        pairs = [[sum(y[j][c] for j in near[i]) for c in range(classes)] for i in range(count)]
+        pairs = [[sum(pull[i][j] * y[j][c] for j in range(count)) for c in range(classes)] for i in range(count)]
         y = [softmax([math.log(p[i][c] + 1e-10) + pairs[i][c] for c in range(classes)]) for i in range(count)]
         energy = sum(
             -math.log(p[i][c] + 1e-10) * y[i][c]

@@ -117,13 +117,14 @@ def test_roid(optimizer, lr, norm, dtype, tolerance, pictured, stream):
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [EXACT, CLOSE])
 @pytest.mark.parametrize("norm", ["bn", "gn"])
-def test_lame(norm, dtype, tolerance, trained, stream):
+@pytest.mark.parametrize("affinity", ["knn", "rbf"])
+def test_lame(affinity, norm, dtype, tolerance, trained, stream):
     net = trained(norm, dtype)
     plain = copy.deepcopy(net)
-    model = eata.LAME(net)
+    model = eata.LAME(net, affinity=affinity)
     for x in stream([*SIZES, 1], dtype):
         y = model(x).exp()
-        torch.testing.assert_close(y, since.lame(plain, x).to(dtype), atol=tolerance, rtol=tolerance)
+        torch.testing.assert_close(y, since.lame(plain, x, affinity=affinity).to(dtype), atol=tolerance, rtol=tolerance)
     assert model.stats.forwards == sum(SIZES) + 1
     assert model.stats.backwards == model.stats.steps == 0
 
