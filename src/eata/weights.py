@@ -1,9 +1,8 @@
-"""Other values for some parameters of a net: a teacher's, a source's, for a moment or for good."""
+"""Values of parameters beside their own: copies, and averages that follow."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -32,22 +31,3 @@ def follow(averages: Mapping[str, Tensor], parameters: Mapping[str, Tensor], sha
     with torch.no_grad():
         for name, average in averages.items():
             average.lerp_(parameters[name].detach(), share)
-
-
-@contextlib.contextmanager
-def lent(parameters: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> Iterator[None]:
-    """The net works with these values for as long as the block lasts. Nothing is copied; all that is frozen is shared.
-
-    >>> layer = nn.Linear(1, 1)
-    >>> with lent(dict(layer.named_parameters()), {"weight": torch.ones(1, 1), "bias": torch.zeros(1)}):
-    ...     layer(torch.tensor([3.0])).detach()
-    tensor([3.])
-    """
-    own = {name: parameter.data for name, parameter in parameters.items()}
-    try:
-        for name, parameter in parameters.items():
-            parameter.data = values[name]
-        yield
-    finally:
-        for name, parameter in parameters.items():
-            parameter.data = own[name]

@@ -102,7 +102,7 @@ class CoTTA(OfImages, GradientAdapter):
         return self._by(self.teacher, batch.inputs) if target is None else target
 
     def _by(self, values: dict[str, Tensor], inputs: Inputs) -> Tensor:
-        with weights.lent(self.parameters, values):
+        with self.using(values):
             return self.forward(inputs).logits
 
     def _target(self, inputs: Inputs) -> Tensor:
@@ -114,7 +114,7 @@ class CoTTA(OfImages, GradientAdapter):
 
     def snapshot(self, *args: Any, **kwargs: Any) -> nn.Module:
         """The teacher, as an independent net."""
-        with weights.lent(self.parameters, self.teacher):
+        with self.using(self.teacher):
             return super().snapshot(*args, **kwargs)
 
     def unfit_for_window(self, exact: bool) -> str | None:

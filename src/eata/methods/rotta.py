@@ -88,7 +88,7 @@ class RoTTA(OfImages, GradientAdapter):
         return inputs
 
     def run(self, inputs: Inputs) -> Tensor:
-        with weights.lent(self.parameters, self.teacher):
+        with self.using(self.teacher):
             batch = self._forward_by(Slow(self.teacher_statistics), inputs)
         if self.learning:
             self.learn(batch)
@@ -111,7 +111,7 @@ class RoTTA(OfImages, GradientAdapter):
         age = images.first.new_tensor([item["age"] / self.capacity for item in items])
         of_teacher, of_student = (Slow(s, self.momentum) for s in (self.teacher_statistics, self.student_statistics))
         view = images.with_images(self.views(images.first))
-        with weights.lent(self.parameters, self.teacher):
+        with self.using(self.teacher):
             target = self._forward_by(of_teacher, images).logits
         student = self._forward_by(of_student, view, grad=True)
         student.notes["target"] = target
@@ -133,7 +133,7 @@ class RoTTA(OfImages, GradientAdapter):
 
     def snapshot(self, *args: Any, **kwargs: Any) -> nn.Module:
         """The teacher with its statistics as they stand, as an independent net; no batch is needed."""
-        with self.lock, weights.lent(self.parameters, self.teacher):
+        with self.lock, self.using(self.teacher):
             return norm.with_statistics(self.net, {i: (m, v) for i, (m, v) in enumerate(self.teacher_statistics)})
 
     def unfit_for_window(self, exact: bool) -> str | None:
