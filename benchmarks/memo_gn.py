@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 import eata
 from eata import state
@@ -65,11 +66,19 @@ def build(method: str) -> eata.Adapter:
     return eata.method(method)(net(), **learns, **own)
 
 
+def balanced(stream: eata.data.Stream, limit: int | None) -> NDArray[np.int64]:
+    """As many of each class, the first: of all 10,000 too, each batch of 200 is then of one class."""
+    first = [np.flatnonzero(stream.labels == label)[: None if limit is None else limit // 10] for label in range(10)]
+    return np.concatenate(first)
+
+
 def run(method: str, part: streams.Part, limit: int | None, model: eata.Adapter) -> dict[str, Any]:
     """One corruption: images, wrong answers, seconds."""
     ((corruption, severity),) = part.shifts
-    stream = eata.data.load("cifar10", corruption=corruption, severity=severity, limit=limit)
-    images, labels = next(stream.batches(len(stream), seed=None, mean=HALVES, std=HALVES))
+    stream = eata.data.load("cifar10", corruption=corruption, severity=severity)
+    images, labels = next(
+        stream.batches(len(stream), seed=None, order=balanced(stream, limit), mean=HALVES, std=HALVES)
+    )
     wrong, start = 0, time.perf_counter()
     for index in torch.from_numpy(streams.order(part, labels.numpy())).split(BATCH):
         answers = model(images[index]).argmax(1)
@@ -81,7 +90,7 @@ def run(method: str, part: streams.Part, limit: int | None, model: eata.Adapter)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", default="source,lame,roid,sar,tent,eata,rotta")
-    parser.add_argument("--limit", type=int, help="images a corruption (default: all 10,000, as published)")
+    parser.add_argument("--limit", type=int, help="images a corruption, as many of each class (default: all 10,000)")
     parser.add_argument("--corruptions", type=int, default=15, help="only the first so many")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     arguments = parser.parse_args()
