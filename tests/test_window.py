@@ -241,17 +241,30 @@ def test_the_cached_step_is_on_the_chosen_with_batch_norms_own_gradient(trained,
 
 
 @pytest.mark.parametrize("exact", [True, False])
-@pytest.mark.parametrize("method", ["source", "bn", "tent", "eta", "eata", "augment", "memo"])
+@pytest.mark.parametrize(
+    "method",
+    ["source", "bn", "tent", "eta", "eata", "augment", "memo", "rdumb", "sar", "deyo", "roid", "lame", "cotta"],
+)
 def test_any_method_resets_saves_and_resumes_bit_for_bit(trained, stream, tmp_path, method, exact):
     def make():
         net = trained()
         net.pretrained_cfg = {"mean": (0.5,), "std": (0.5,)}
         arguments = {"eata": (eata.fisher(net, stream([64])[0]),)}.get(method, ())
         options = {"augment": {"copies": 2}, "memo": {"copies": 2}, "source": {}, "bn": {}}.get(method, {"lr": 0.05})
-        if method in ("eta", "eata"):
+        if method in ("eta", "eata", "rdumb"):
             options |= {"e0": 1.0, "epsilon": 1.0}
+        if method in ("sar", "deyo"):
+            options |= {"e0": 1.0, "exclude": ()}
+        if method == "lame":
+            options = {}
+        if method == "cotta":
+            options |= {"copies": 2}
         return eata.Window(eata.method(method)(net, *arguments, **options), length=4, exact=exact)
 
+    if method in ("lame", "cotta") and not exact:
+        with pytest.raises(ValueError, match="exact=True"):
+            make()
+        return
     images = singles(stream, 12, torch.float32)
     model = make()
     first = [model(image[None]) for image in images[:6]]
@@ -267,6 +280,17 @@ def test_any_method_resets_saves_and_resumes_bit_for_bit(trained, stream, tmp_pa
     assert model.stats == eata.Stats()
     for image, logits in zip(images[:6], first, strict=True):
         assert torch.equal(model(image[None]), logits)
+
+
+def test_lame_compares_the_samples_of_an_exact_window(trained, stream):
+    net = trained()
+    plain = copy.deepcopy(net)
+    model = eata.Window(eata.LAME(net), length=8, exact=True)
+    images = singles(stream, 12, torch.float32)
+    for image in images:
+        last = model(image[None])
+    whole = eata.LAME(plain)(torch.stack([images[-1], *images[-5:-1][::-1], *images[-8:-5]]))
+    torch.testing.assert_close(last[0], whole[0], atol=1e-5, rtol=1e-5)
 
 
 def test_a_step_on_one_sample_without_positions():
@@ -442,6 +466,10 @@ def test_what_cannot_be_windowed_is_said(trained):
     for length in (0, -3, 2.5):
         with pytest.raises(ValueError, match="length"):
             eata.Window(eata.Tent(trained()), length=length)
+    net = trained()
+    net.pretrained_cfg = {"mean": (0.5,), "std": (0.5,)}
+    with pytest.raises(ValueError, match="leave the window out"):
+        eata.Window(eata.RoTTA(net))
     bare = nn.Sequential(nn.BatchNorm1d(2, track_running_stats=False), nn.Linear(2, 3))
     with pytest.raises(ValueError, match="no running statistics"):
         eata.Window(eata.Tent(bare))

@@ -7,7 +7,25 @@ from eata.errors import EataError, InputError, StateError
 from eata.gradient import Choice, GradientAdapter
 from eata.importance import Fisher, fisher, in_distribution
 from eata.inputs import Inputs
-from eata.methods import BN, EATA, ETA, MEMO, TTT, Augment, Source, Tent, method, preset
+from eata.methods import (
+    BN,
+    EATA,
+    ETA,
+    LAME,
+    MEMO,
+    ROID,
+    SAR,
+    TTT,
+    Augment,
+    CoTTA,
+    DeYO,
+    RDumb,
+    RoTTA,
+    Source,
+    Tent,
+    method,
+    preset,
+)
 from eata.parallel import parallel
 from eata.passes import Pass
 from eata.window import Window
@@ -16,17 +34,24 @@ __all__ = [
     "BN",
     "EATA",
     "ETA",
+    "LAME",
     "MEMO",
+    "ROID",
+    "SAR",
     "TTT",
     "Adapter",
     "Augment",
     "Choice",
+    "CoTTA",
+    "DeYO",
     "EataError",
     "Fisher",
     "GradientAdapter",
     "InputError",
     "Inputs",
     "Pass",
+    "RDumb",
+    "RoTTA",
     "Source",
     "StateError",
     "Stats",

@@ -185,6 +185,14 @@ class Adapter:
         filled[good] = logits
         return filled
 
+    def unfit_for_window(self, exact: bool) -> str | None:
+        """Why `eata.Window` can't stand in for the batches of this method; None where it can.
+
+        Args:
+            exact: the window forwards all of its samples each time.
+        """
+        return None
+
     def warn_once(self, text: str) -> None:
         """Say something that the user should know, the first time only."""
         if text not in self._warned:

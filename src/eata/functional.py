@@ -42,6 +42,33 @@ def entropy(logits: Tensor) -> Tensor:
     return per_sample(-(log_p.exp() * log_p).sum(1))
 
 
+def come_entropy(logits: Tensor) -> Tensor:
+    """COME's entropy (Zhang et al., ICLR 2025, arXiv:2410.10894), a ``score`` for any method that minimizes entropy.
+
+    The logits are evidence for C opinions beside the uncertain one: b = exp(z) / (sum exp(z) + C) and
+    u = C / (sum exp(z) + C), and this is the entropy of the C + 1 numbers, each plus 1e-7. The length of the logits is
+    taken as constant: the gradient has no part along them, so that a sample can't become sure by growing.
+
+    Args:
+        logits: (B, C) or (B, C, ...).
+
+    Returns:
+        (B,), in nats, 0 to ln(C + 1).
+
+    >>> come_entropy(torch.tensor([[0.0, 0.0], [10_000.0, -10_000.0]])).round(decimals=4)
+    tensor([1.0397, 0.0000])
+    """
+    if logits.dtype in (torch.float16, torch.bfloat16):
+        logits = logits.float()
+    tiny = torch.finfo(logits.dtype).tiny
+    largest = logits.detach().abs().amax(1, keepdim=True).clamp(min=tiny)
+    length = torch.linalg.vector_norm(logits / largest, dim=1, keepdim=True).clamp(min=tiny)
+    of_fixed_length = logits * (length.detach() / length)
+    uncertain = torch.full_like(largest, math.log(logits.shape[1]))
+    p = F.softmax(torch.cat([of_fixed_length, uncertain], 1), dim=1) + 1e-7
+    return per_sample(-(p * p.log()).sum(1))
+
+
 def marginal_entropy(logits: Tensor) -> Tensor:
     """Entropy of the *mean* prediction over the copies of one image, in nats (MEMO, Zhang et al. 2021).
 
@@ -158,3 +185,49 @@ def energy(logits: Tensor) -> Tensor:
     """
     wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
     return per_sample(-torch.logsumexp(wide, dim=1))
+
+
+def soft_likelihood_ratio(logits: Tensor) -> Tensor:
+    """ROID's loss of each sample (Marsden et al. 2024): -sum p log(p / (1 - p) + 1e-5), with p at most 0.99.
+
+    Unlike the entropy, its gradient does not vanish where the model is sure.
+
+    >>> soft_likelihood_ratio(torch.tensor([[0.0, 1.0], [0.0, 100.0]]))
+    tensor([-0.4621, -4.5492])
+    """
+    p = _log_softmax(logits).exp().clamp(max=0.99)
+    return per_sample(-(p * torch.log(p / (1 - p) + 1e-5)).sum(1))
+
+
+def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """Cross-entropy of each sample to the softmax of the logits ``target``, as a student's to its teacher.
+
+    >>> cross_entropy(torch.zeros(1, 2), torch.tensor([[5.0, -5.0]]))
+    tensor([0.6931])
+    """
+    return per_sample(-(_log_softmax(target).exp() * _log_softmax(logits)).sum(1))
+
+
+def smoothed_prior(predictions: Tensor) -> Tensor:
+    """How often each class was predicted in a batch, smoothed, (C,): ROID's correction of the logits.
+
+    Args:
+        predictions: softmax outputs, (B, C).
+
+    >>> smoothed_prior(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    tensor([0.5000, 0.5000])
+    """
+    samples, classes = predictions.shape
+    prior = predictions.mean(0)
+    smooth = max(1 / samples, 1 / classes) / prior.max()
+    return (prior + smooth) / (1 + smooth * classes)
+
+
+def scaled(values: Tensor) -> Tensor:
+    """Values from 0 (the least) to 1 (the largest); 0 where all are alike.
+
+    >>> scaled(torch.tensor([1.0, 2.0, 5.0])), scaled(torch.tensor([3.0]))
+    (tensor([0.0000, 0.2500, 1.0000]), tensor([0.]))
+    """
+    low, high = torch.aminmax(values)
+    return (values - low) / (high - low).clamp(min=torch.finfo(values.dtype).tiny)

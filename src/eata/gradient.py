@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from eata import functional, norm, rows, state
 from eata.adapter import Adapter
 from eata.check import nothing_to_adapt
-from eata.errors import EataError, StateError
+from eata.errors import EataError, StateError, unknown
 from eata.inputs import finite_rows, in_range
 from eata.passes import Pass
 from eata.rows import Gradients
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack as Unpack
 
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+NamedOptimizer = Literal["sgd", "nesterov", "adam"]
 Backward = Literal["auto", "rows", "full"]
 Score = Callable[[Tensor], Tensor]
 
@@ -34,7 +36,7 @@ class Shared(TypedDict, total=False):
     """The arguments that every gradient method takes; `GradientAdapter` says what they mean."""
 
     lr: float
-    optimizer: MakeOptimizer | None
+    optimizer: MakeOptimizer | NamedOptimizer | None
     score: Score
     prior: float
     backward: Backward
@@ -78,9 +80,9 @@ class GradientAdapter(Adapter):
 
     Args:
         net: the model.
-        lr: learning rate of the default optimizer, SGD with momentum 0.9; the paper's 0.00025 for ImageNet.
-        optimizer: function from a list of parameters to a torch optimizer, instead of the default (``lr`` is then its
-            own affair).
+        lr: learning rate; the paper's 0.00025 for ImageNet.
+        optimizer: ``"sgd"`` (momentum 0.9; the default), ``"nesterov"`` (the same, Nesterov's) or ``"adam"``; or a
+            function from a list of parameters to a torch optimizer (``lr`` is then its own affair).
         score: what is minimized, from logits (B, C) to a number for each sample (B,); default the entropy.
         prior: samples that the source's BatchNorm statistics count for beside the batch's; default 0, the batch's
             alone, as in the papers.
@@ -99,7 +101,7 @@ class GradientAdapter(Adapter):
         net: nn.Module,
         *,
         lr: float = 0.00025,
-        optimizer: MakeOptimizer | None = None,
+        optimizer: MakeOptimizer | NamedOptimizer | None = None,
         score: Score = functional.entropy,
         prior: float = 0,
         backward: Backward = "auto",
@@ -121,7 +123,9 @@ class GradientAdapter(Adapter):
         norm.require_unwrapped(net)
         # What can fail comes before the net is touched.
         free = self.free_parameters(net, layers)
-        make = optimizer if optimizer is not None else lambda parameters: _sgd(parameters, lr)
+        if not free:
+            raise EataError(f"eata.{type(self).__name__} has nothing to adapt. {nothing_to_adapt(net)}")
+        make = optimizer if callable(optimizer) else _named_optimizer(optimizer or "sgd", lr)
         made = make(list(free.values()))
         on_cpu = all(parameter.device.type == "cpu" for parameter in free.values())
         by_rows = backward == "rows" or (backward == "auto" and on_cpu)
@@ -141,10 +145,7 @@ class GradientAdapter(Adapter):
 
     def free_parameters(self, net: nn.Module, layers: int | None) -> dict[str, nn.Parameter]:
         """What is updated: scale and shift of the normalization layers."""
-        free = norm.affine_parameters(net, layers)
-        if not free:
-            raise EataError(f"eata.{type(self).__name__} has nothing to adapt. {nothing_to_adapt(net)}")
-        return free
+        return norm.affine_parameters(net, layers)
 
     @property
     def lr(self) -> float:
@@ -323,7 +324,18 @@ def _is_float16(device: torch.device) -> bool:
     return torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.float16
 
 
-def _sgd(parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-    # Fused: one pass over many tiny tensors instead of several ops for each.
-    fused = all(p.device.type in ("cpu", "cuda") and p.dtype in (torch.float32, torch.float64) for p in parameters)
-    return torch.optim.SGD(parameters, lr, momentum=0.9, fused=fused)
+def _named_optimizer(name: str, lr: float) -> MakeOptimizer:
+    makers: dict[str, Callable[..., torch.optim.Optimizer]] = {
+        "sgd": partial(torch.optim.SGD, momentum=0.9),
+        "nesterov": partial(torch.optim.SGD, momentum=0.9, nesterov=True),
+        "adam": torch.optim.Adam,
+    }
+    if name not in makers:
+        raise unknown("optimizer", name, makers)
+
+    def make(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        # Fused: one pass over many tiny tensors instead of several ops for each.
+        fused = all(p.device.type in ("cpu", "cuda") and p.dtype in (torch.float32, torch.float64) for p in parameters)
+        return makers[name](parameters, lr=lr, fused=fused)
+
+    return make

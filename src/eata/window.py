@@ -84,13 +84,16 @@ class Window(Wrapper):
             length = operator.index(length)
         except TypeError:
             raise EataError(f"length={length!r} is not a whole number; count the samples, as in length=64.") from None
-        if not exact and not isinstance(model, PerImage) and getattr(model, "episodic", False):
-            raise EataError("An episodic method steps anew for each sample; use eata.Window(..., exact=True).")
+        unfit = model.unfit_for_window(exact)
+        if unfit is not None:
+            raise EataError(unfit)
         remembered = Remembered(model.net, length, model.statistics.prior)
         super().__init__(model)
         self.remembered = remembered
         self._passes_through = isinstance(model, PerImage) or (
-            not isinstance(model, GradientAdapter) and math.isinf(model.statistics.prior)
+            not isinstance(model, GradientAdapter)
+            and math.isinf(model.statistics.prior)
+            and model.unfit_for_window(exact=False) is None
         )
         self.declare(length=length, exact=exact)
         for name, value in {"samples": [None] * length, "logits": [None] * length}.items():

@@ -22,8 +22,8 @@ class Variant:
         method: which of ``eata.methods.METHODS``.
         column: where its result goes; None puts each corruption into a column of its own.
         settings: arguments that differ from the preset's, and of the protocol: ``batch``, ``limit``, ``window``,
-            ``fisher_samples``, ``lr_scale``, ``answers`` (write down what was predicted), and ``keep`` with
-            ``fraction`` (adapt on part of the stream only).
+            ``fisher_samples``, ``lr_scale``, ``answers`` (write down what was predicted), ``stream`` (one of
+            ``eata.bench.streams``), and ``keep`` with ``fraction`` (adapt on part of the stream only).
         lifelong: one stream through all corruptions, never reset.
         slow: 20 to 64 passes an image; only run when asked for.
         net: which of the data's networks: ``"bn"``, or ``"gn"`` (GroupNorm, with TTT's rotation head).
@@ -94,6 +94,16 @@ MAIN = (
 )
 E0 = (0.20, 0.25, 0.30, 0.35, 0.40, 0.45, 0.50, 0.55)
 FISHER_SAMPLES = (200, 300, 500, 700, 1000, 1500, 2000, 3000)
+# The methods since EATA beside the paper's; CoTTA goes over 32 copies of each image.
+FIELD = (
+    *(Variant(name, name) for name in ("source", "bn", "tent", "eta", "eata")),
+    Variant("eata-come", "eata", settings={"score": "come_entropy"}),
+    *(Variant(name, name) for name in ("rdumb", "sar", "deyo", "roid", "lame")),
+    Variant("lame-rbf", "lame", settings={"affinity": "rbf"}),
+    Variant("cotta", "cotta", slow=True),
+    Variant("rotta", "rotta"),
+)
+STREAMS = ("reset", "continual", "gradual", "mixed", "correlated", "correlated:0.1", "recurring:5")
 PERCENT = (10, 20, 30, 40, 50, 60, 70, 80, 90, 100)
 SIZES = (256, 512, 1024, 2048, 4096, 10000)
 
@@ -143,6 +153,26 @@ _ALL = (
         clean="last",
         plots=("errors", "backwards"),
         needs_data="cifar10",
+    ),
+    Experiment(
+        "methods",
+        ("not in the paper",),
+        "The methods since EATA",
+        "All methods, 15 corruptions; any stream with --stream.",
+        FIELD,
+        plots=("errors", "backwards"),
+    ),
+    Experiment(
+        "streams",
+        ("not in the paper",),
+        "The streams of the real world",
+        "All methods on shuffled, gradual, mixed, correlated and recurring streams, never reset but in the first.",
+        tuple(
+            Variant(v.row, v.method, name, {**v.settings, "stream": name}, slow=v.slow)
+            for v in FIELD
+            for name in STREAMS
+        ),
+        plots=("course",),
     ),
     Experiment(
         "entropy",

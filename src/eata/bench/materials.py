@@ -12,8 +12,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from filelock import FileLock
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import eata
@@ -138,10 +140,12 @@ class Materials:
         """The clean images, as the network wants them."""
         return self.stream(None, 0, limit, True, name)
 
-    def batches(self, stream: Stream, model: str, batch: int, seed: int) -> Batches:
-        """The stream's batches, as the network wants them."""
+    def batches(
+        self, stream: Stream, model: str, batch: int, seed: int, order: NDArray[np.int64] | None = None
+    ) -> Batches:
+        """The stream's batches, as the network wants them; in an order of one's own, if given."""
         config = self.config(model)
-        return stream.batches(batch, seed=seed, mean=config["mean"], std=config["std"])
+        return stream.batches(batch, seed=seed, order=order, mean=config["mean"], std=config["std"])
 
     def example(self, name: str) -> Stream:
         """A stream of the request's data, for what all of them have in common."""
@@ -184,6 +188,7 @@ class Materials:
             "digest": self.example(name).digest,
             "clean_digest": None if request.clean_data is None else self.clean(name, None).digest,
             "images": self.available(name),
+            "normalization": {key: list(self.config(name)[key]) for key in ("mean", "std")},
             "generated": self.generated,
             "order": "shuffled once per seed (numpy RandomState), the same for every method",
         }

@@ -262,6 +262,30 @@ def _barh(table: Table, name: str, label: str, value: Callable[[Line], float], p
     return Plot(name, caption, figure)
 
 
+def _course(table: Table) -> Iterator[Plot]:
+    """Error over the course of each stream, a line a method."""
+    columns = [column for column in table.columns if any(line.course.get(column) for line in table.lines)]
+    lines = _summary(table)
+    if not columns or not lines:
+        return
+    rows = -(-len(columns) // 2)
+    figure = Figure(figsize=(9.5, 2.6 * rows), layout="constrained")
+    axes = figure.subplots(rows, 2, sharey=True, squeeze=False).flatten()
+    for axis, column in zip(axes, columns, strict=False):
+        for line in lines:
+            if line.course.get(column):
+                images, errors = zip(*line.course[column], strict=True)
+                look = _style(table, line) | {"marker": ""}
+                axis.plot(images, errors, label=line.name, **look)
+        axis.set_title(column, fontsize=9)
+        axis.set_xlabel("images")
+    for axis in axes[len(columns) :]:
+        axis.set_visible(False)
+    axes[0].set_ylabel("error (%)")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper")
+    yield Plot("course", "Error over the course of each stream.", figure)
+
+
 PLOTS: dict[str, Callable[[Table], Iterator[Plot]]] = {
     "methods": _methods,
     "errors": _errors,
@@ -270,4 +294,5 @@ PLOTS: dict[str, Callable[[Table], Iterator[Plot]]] = {
     "sweep": _sweep,
     "bars": _bars,
     "seconds": _seconds,
+    "course": _course,
 }

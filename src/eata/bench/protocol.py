@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from eata.bench import streams
 from eata.bench.experiments import MIXED, NATURAL, Experiment, Setting, Variant, find
 from eata.data import CORRUPTIONS
 from eata.errors import EataError, unknown
@@ -18,7 +19,7 @@ FISHER_SAMPLES = 2000
 Result = dict[str, Any]  # what a cell gave: its ``stages``, or the ``error`` that ended it
 
 # rough cost of an image against a forward pass: for the order of the cells and the estimate of the time that is left
-COST = {"source": 1, "bn": 1, "augment": 32, "memo": 100, "ttt": 100}
+COST = {"source": 1, "bn": 1, "lame": 1, "augment": 32, "memo": 100, "ttt": 100, "sar": 6, "roid": 5, "cotta": 38}
 GRADIENT = 3
 
 
@@ -62,6 +63,7 @@ class Request:
         methods: rows or methods; none: all but the slow ones.
         seeds: of the order; none: the experiment's.
         batch: images a batch; None: 64, and 256 for BN, as in the paper.
+        stream: how the shifts follow one another, as ``eata.bench.streams`` names it; None: the experiment's way.
         threads: of a cell. Part of the request because it decides the last bits of the results.
         device: that the cells run on, such as ``"cpu"`` or ``"cuda:1"``; likewise.
         amp: mixed precision; likewise.
@@ -76,6 +78,7 @@ class Request:
     methods: tuple[str, ...] = ()
     seeds: tuple[int, ...] = ()
     batch: int | None = None
+    stream: str | None = None
     threads: int = 1
     device: str = "cpu"
     amp: bool = False
@@ -115,12 +118,16 @@ class Stage:
         role: ``"shift"``: measured as the column's result; ``"clean"``: measured as the clean result; ``"prepare"``:
             adapts only, on the part of the stream that the cell's ``keep`` and ``fraction`` say.
         frozen: predict only.
+        seed: of a part of one of ``eata.bench.streams``; None: shuffled by the cell's, as in the paper.
+        delta: of such a part.
     """
 
     corruption: str | None
     severity: int
     role: Literal["shift", "clean", "prepare"] = "shift"
     frozen: bool = False
+    seed: int | None = None
+    delta: float | None = None
 
 
 @dataclass(frozen=True)
@@ -144,7 +151,7 @@ class Cell:
         """A readable name with a hash of everything that the result depends on."""
         where = self.column or (self.stages[0].corruption if len(self.stages) <= 2 else "lifelong")
         words = f"{self.row} {where or NATURAL} {self.severity} {self.seed}"
-        return f"{slug(words)}-{digest(asdict(self))}"
+        return f"{slug(words)}-{digest(_without_none_of_streams(asdict(self)))}"
 
     @property
     def lifelong(self) -> bool:
@@ -164,6 +171,13 @@ class Cell:
         """
         streams = sum(len(CORRUPTIONS) if stage.corruption == MIXED else 1 for stage in self.stages)
         return float(min(images, self.limit or images) * streams * self.cost)
+
+
+def _without_none_of_streams(cell: dict[str, Any]) -> dict[str, Any]:
+    """What came with streams changes no name of a cell that is none."""
+    new = ("seed", "delta")
+    stages = [{name: v for name, v in stage.items() if name not in new or v is not None} for stage in cell["stages"]]
+    return {**cell, "stages": stages}
 
 
 def slug(text: str) -> str:
@@ -192,6 +206,10 @@ def plan(request: Request, available: int) -> list[Cell]:
         available: images in a stream of this data; sizes beyond it, or beyond the request's limit, are left out.
     """
     experiment = find(request.experiment)
+    if request.stream is not None:
+        streams.parse(request.stream)  # before anything is fetched
+        if experiment.by_model or not set(experiment.corruptions) <= set(CORRUPTIONS):
+            raise EataError(f"{experiment.name} has a stream of its own; --stream is for experiments on corruptions.")
     if len(request.models) > 1 and not experiment.by_model:
         raise EataError(f"{experiment.name} takes one model, not {len(request.models)}; several are for 'backbones'.")
     for severity in request.severities:
@@ -202,7 +220,7 @@ def plan(request: Request, available: int) -> list[Cell]:
         for severity in request.severities or experiment.severities
         for seed in request.seeds or experiment.seeds
         for variant in _chosen(experiment, request)
-        if _fits(variant, available, request.limit)
+        if _fits(variant, available, request.limit) and not (request.stream and variant.lifelong)
         for cell in _cells(experiment, request, variant, severity, seed)
     ]
     order = [stage.corruption for cell in cells for stage in cell.stages]
@@ -237,6 +255,8 @@ def _fits(variant: Variant, available: int, limit: int | None) -> bool:
 
 def _cells(experiment: Experiment, request: Request, variant: Variant, severity: int, seed: int) -> list[Cell]:
     settings = dict(variant.settings)
+    if request.stream is not None:
+        settings.setdefault("stream", streams.parse(request.stream).name)
     limits = [int(limit) for limit in (settings.pop("limit", None), request.limit) if limit is not None]
     batch = int(settings.pop("batch", BATCH))
     cell = Cell(
@@ -262,6 +282,8 @@ def _cells(experiment: Experiment, request: Request, variant: Variant, severity:
     can_measure_clean = request.clean_data is not None
     clean = (Stage(None, severity, "clean"),) if can_measure_clean else ()
     shifts = [Stage(None if name == NATURAL else name, severity) for name in experiment.corruptions]
+    if "stream" in settings:
+        return _streamed(cell, experiment)
     if "keep" in settings:
         return [replace(cell, stages=(replace(s, role="prepare"), replace(s, frozen=True))) for s in shifts]
     if variant.lifelong and experiment.clean == "each":
@@ -271,3 +293,17 @@ def _cells(experiment: Experiment, request: Request, variant: Variant, severity:
         return [*before, replace(cell, stages=(*shifts, *clean))]
     then = {"never": [], "last": shifts[-1:], "around": shifts[-1:]}.get(experiment.clean, shifts)
     return [replace(cell, stages=(shift, *(clean if shift in then else ()))) for shift in shifts]
+
+
+def _streamed(cell: Cell, experiment: Experiment) -> list[Cell]:
+    """The cells of a stream: one for each part where the model is reset, else one."""
+    recipe = streams.parse(str(cell.settings["stream"]))
+    found = [
+        Stage(
+            part.shifts[0][0] if len(part.shifts) == 1 else MIXED, part.shifts[0][1], seed=part.seed, delta=part.delta
+        )
+        for part in streams.parts(recipe, experiment.corruptions, cell.severity, cell.seed)
+    ]
+    if recipe.shift == "reset":
+        return [replace(cell, stages=(stage,)) for stage in found]
+    return [replace(cell, stages=tuple(found))]

@@ -22,11 +22,19 @@ NAMES = {
     "augment": "TTA",
     "memo": "MEMO",
     "ttt": "TTT",
+    "rdumb": "RDumb",
+    "sar": "SAR",
+    "deyo": "DeYO",
+    "roid": "ROID",
+    "lame": "LAME",
+    "cotta": "CoTTA",
+    "rotta": "RoTTA",
     "source-gn-jt": "Source (GN, joint)",
     "s=1": "S = 1",
     "s=ent": "S_ent",
     "s=ent*div": "S",
 }
+POINTS = 30  # of a course
 COSTS = ("forwards", "backwards", "seconds", "memory")
 SHORT = {
     "gaussian_noise": "Gauss.",
@@ -56,6 +64,7 @@ class Line:
         severity: 1 to 5 or None.
         values: error or accuracy in % by column, mean over the seeds.
         deviations: standard deviation over the seeds by column, where there are several.
+        course: for each column that is a stream, (images so far, error in % of the last of them) along it.
         clean: error or accuracy on the clean set after adaptation, in %.
         clean_before: that of a new model, which has seen nothing else.
         forwards: samples a stream.
@@ -71,6 +80,7 @@ class Line:
     deviations: dict[str, float] = field(default_factory=dict)
     backwards_by: dict[str, float] = field(default_factory=dict)
     clean_by: dict[str, float] = field(default_factory=dict)
+    course: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     clean: float | None = None
     clean_before: float | None = None
     forwards: float = 0
@@ -232,10 +242,16 @@ def _line(row: str, severity: int | None, results: list[tuple[Cell, Result]], ex
     shifts = [(c, s) for c, r in results for s in r["stages"] if s["role"] == "shift"]
     every = [(c, s) for c, r in results for s in r["stages"]]
     for column in dict.fromkeys(_column(cell, stage) for cell, stage in shifts):
-        stages = [stage for cell, stage in shifts if _column(cell, stage) == column]
-        scores = [score for score in (_score(stage, experiment.measure) for stage in stages) if score is not None]
+        own = [(cell, stage) for cell, stage in shifts if _column(cell, stage) == column]
+        stages = [stage for _, stage in own]
+        by_seed: dict[int, list[float]] = {}
+        for cell, stage in own:
+            if (score := _score(stage, experiment.measure)) is not None:
+                by_seed.setdefault(cell.seed, []).append(score)
+        scores = [statistics.fmean(of_seed) for of_seed in by_seed.values()]
         if scores:
             line.values[column] = statistics.fmean(scores)
+            line.course[column] = _course([stage["course"] for stage in stages if "course" in stage])
             if len(scores) > 1 and severity is not None:
                 line.deviations[column] = statistics.stdev(scores)
         used = [s["backwards"] for c, s in every if s["role"] != "clean" and _column(c, s) == column]
@@ -259,6 +275,19 @@ def _clean(ends: list[list[Result]], measure: str) -> float | None:
     """Mean score of the last stages."""
     scores = [score for stages in ends if (score := _score(stages[-1], measure)) is not None]
     return statistics.fmean(scores) if scores else None
+
+
+def _course(parts: list[list[list[int]]]) -> list[tuple[float, float]]:
+    """The error along a stream, in as many pieces as it has parts, or POINTS."""
+    batches = [batch for part in parts for batch in part]
+    size = max(1, round(len(batches) / max(POINTS, len(parts)))) if batches else 1
+    found, seen = [], 0
+    for start in range(0, len(batches), size):
+        piece = batches[start : start + size]
+        images = sum(number for number, _ in piece)
+        seen += images
+        found.append((float(seen), 100 - 100 * sum(correct for _, correct in piece) / images))
+    return found
 
 
 def _column(cell: Cell, stage: Result) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import errno
 import json
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ import torch
 from torch import Tensor
 
 import eata
-from eata import device, methods, origin
+from eata import device, functional, methods, origin
+from eata.bench import streams
 from eata.bench.experiments import MIXED
 from eata.bench.materials import Batches, Materials
 from eata.bench.memory import peak
@@ -27,9 +29,10 @@ from eata.bench.protocol import FISHER_SAMPLES, Cell, Request, Result, Stage
 from eata.data import CORRUPTIONS, Stream
 from eata.errors import EataError
 from eata.files import replacing
-from eata.functional import entropy
 
 Advance = Callable[[int], None]
+
+SAVE_EVERY = 5000  # images of a stage, after which its state is kept
 
 
 class Worker:
@@ -53,6 +56,8 @@ class Worker:
         net = self.materials.fresh(cell.model)
         arguments: dict[str, Any] = dict(eata.preset(self.materials.preset(cell.model), method))
         arguments |= {name: value for name, value in cell.settings.items() if name in takes}
+        if "score" in arguments:
+            arguments["score"] = getattr(functional, str(arguments["score"]))
         if "episodic" in arguments:
             arguments["episodic"] = bool(arguments["episodic"])
         if "lr_scale" in cell.settings:
@@ -95,38 +100,45 @@ class Worker:
     def _stages(self, cell: Cell, advance: Advance) -> list[Result]:
         adapter = self.adapter(cell)
         kept = Progress(self.folder / "partial" / cell.id)
-        results = kept.load(adapter) if cell.lifelong else []
+        results, unfinished = kept.load(adapter)
         for number, stage in enumerate(cell.stages[len(results) :], len(results)):
             torch.manual_seed(cell.seed + number)  # per stage, so that a resumed stream draws what the whole one drew
-            results.append(self._stage(cell, stage, adapter, advance))
+            tally = unfinished or new_tally(adapter)
+            unfinished = None
+            with adapter.frozen() if stage.frozen else contextlib.nullcontext():
+                self._stage(cell, stage, adapter, advance, tally, partial(kept.save, adapter, results))
+            results.append(finished(tally, stage, adapter, cell.settings))
             if cell.lifelong and number + 1 < len(cell.stages):
                 kept.save(adapter, results)
         kept.clear()
         return results
 
-    def _stage(self, cell: Cell, stage: Stage, adapter: Any, advance: Advance) -> Result:
-        before = copy.copy(adapter.stats)
-        counted = {"samples": 0, "known": 0, "correct": 0}
-        seconds, memory, answers = 0.0, list[int](), list[int]()
-        with adapter.frozen() if stage.frozen else contextlib.nullcontext():
-            for images, labels in self.images(cell, stage):
-                images = images.to(self.device)
-                device.synchronize(self.device)
-                start = time.perf_counter()
-                with peak(memory, self.device, cell.memory and not memory), self._precision():
-                    logits = adapter(images)
-                device.synchronize(self.device)
-                seconds += time.perf_counter() - start
-                counted["samples"] += len(labels)
-                counted["known"] += int((labels >= 0).sum())
-                best = logits.argmax(1).cpu()
-                counted["correct"] += int((best == labels).sum())
-                answers += best.tolist()
-                advance(len(labels))
-        cost = {name: getattr(adapter.stats, name) - getattr(before, name) for name in vars(before)}
-        place = {"corruption": stage.corruption, "severity": stage.severity, "role": stage.role}
-        more = ({"memory": memory[0]} if memory else {}) | ({"answers": answers} if "answers" in cell.settings else {})
-        return place | counted | cost | {"seconds": round(seconds, 4)} | more
+    def _stage(
+        self, cell: Cell, stage: Stage, adapter: Any, advance: Advance, tally: Result, save: Callable[[Result], None]
+    ) -> None:
+        """Go through the stage from where the tally stands, and count."""
+        done = tally["samples"]
+        advance(done)
+        memory: list[int] = tally["memory"]
+        for images, labels in islice(self.images(cell, stage), -(-done // cell.batch), None):
+            images = images.to(self.device)
+            device.synchronize(self.device)
+            start = time.perf_counter()
+            with peak(memory, self.device, cell.memory and not memory), self._precision():
+                logits = adapter(images)
+            device.synchronize(self.device)
+            tally["seconds"] += time.perf_counter() - start
+            best = logits.argmax(1).cpu()
+            correct = int((best == labels).sum())
+            tally["samples"] += len(labels)
+            tally["known"] += int((labels >= 0).sum())
+            tally["correct"] += correct
+            tally["answers"] += best.tolist() if "answers" in cell.settings else []
+            tally["course"] += [[len(labels), correct]] if "stream" in cell.settings else []
+            advance(len(labels))
+            if tally["samples"] - done >= SAVE_EVERY:
+                done = tally["samples"]
+                save(tally)
 
     # --- its images -----------------------------------------------------------------------------------------------
 
@@ -134,6 +146,8 @@ class Worker:
         """Batches of normalized images and labels, in the order in which the stage takes them."""
         if stage.role == "clean":
             return self._batches(self.materials.clean(cell.model, cell.limit), cell)
+        if stage.seed is not None:
+            return self._part(cell, stage, stage.seed)
         if stage.corruption == MIXED:
             return self._mixed(cell, stage)
         stream = self._stream(cell, stage.corruption, stage.severity)
@@ -155,11 +169,27 @@ class Worker:
         np.random.RandomState(cell.seed).shuffle(turns)
         return rebatched((next(singles[turn]) for turn in turns), cell.batch)
 
+    def _part(self, cell: Cell, stage: Stage, seed: int) -> Batches:
+        """A part of a stream, in the order that `eata.bench.streams` says."""
+        names = CORRUPTIONS if stage.corruption == MIXED else (stage.corruption,)
+        sets = [self._stream(cell, name, stage.severity) for name in names]
+        part = streams.Part(tuple((name, stage.severity) for name in names), seed, stage.delta)
+        order = streams.order(part, sets[0].labels)
+        if len(sets) == 1:
+            return self.materials.batches(sets[0], cell.model, cell.batch, seed, order)
+        turns, numbers = np.divmod(order, len(sets[0]))
+        singles = [
+            self.materials.batches(one, cell.model, 1, seed, numbers[turns == turn]) for turn, one in enumerate(sets)
+        ]
+        return rebatched((next(singles[turn]) for turn in turns), cell.batch)
+
     def _chosen(self, cell: Cell, stream: Stream) -> Batches:
         """The part of the stream with the lowest or highest entropy under the source model, in the stream's order."""
         source = eata.Source(self.materials.fresh(cell.model))
         with self._precision():
-            answers = [entropy(source(images.to(self.device))).cpu() for images, _ in self._batches(stream, cell)]
+            answers = [
+                functional.entropy(source(images.to(self.device))).cpu() for images, _ in self._batches(stream, cell)
+            ]
         uncertainty = torch.cat(answers)
         number = round(float(cell.settings["fraction"]) * len(uncertainty))
         chosen = torch.zeros(len(uncertainty), dtype=torch.bool)
@@ -171,8 +201,25 @@ class Worker:
         return device.precision(self.device, self.request.amp)
 
 
+def new_tally(adapter: Any) -> Result:
+    """What is counted in a stage, at its start."""
+    zero: Result = {"samples": 0, "known": 0, "correct": 0, "seconds": 0.0, "memory": [], "answers": [], "course": []}
+    return zero | {"before": asdict(adapter.stats)}
+
+
+def finished(tally: Result, stage: Stage, adapter: Any, settings: Mapping[str, Any]) -> Result:
+    """The result of a stage that is done."""
+    place = {"corruption": stage.corruption, "severity": stage.severity, "role": stage.role}
+    counted = {name: tally[name] for name in ("samples", "known", "correct")}
+    cost = {name: getattr(adapter.stats, name) - value for name, value in tally["before"].items()}
+    more = {"memory": tally["memory"][0]} if tally["memory"] else {}
+    more |= {"answers": tally["answers"]} if "answers" in settings else {}
+    more |= {"course": tally["course"]} if "stream" in settings else {}
+    return place | counted | cost | {"seconds": round(tally["seconds"], 4)} | more
+
+
 class Progress:
-    """How far a lifelong stream has come: the results of its stages so far, and the adapter's state after them.
+    """How far a cell has come: the results of its stages, the tally of the one in work, and the adapter's state then.
 
     The state is written first and the list of results, which names it, second: the two always belong together.
     """
@@ -181,20 +228,23 @@ class Progress:
         self.folder = folder
         self._list = folder / "stages.json"
 
-    def save(self, adapter: Any, results: list[Result]) -> None:
+    def save(self, adapter: Any, results: list[Result], unfinished: Result | None = None) -> None:
         """Keep these, and let go of the ones before."""
-        adapter.save(self._state(len(results)))
+        state = self._state(results, unfinished)
+        adapter.save(state)
         with replacing(self._list) as temporary:
-            temporary.write_text(json.dumps(results))
-        self._state(len(results) - 1).unlink(missing_ok=True)
+            temporary.write_text(json.dumps({"stages": results, "unfinished": unfinished}), "utf-8")
+        for old in self.folder.glob("*.safetensors"):
+            if old != state:
+                old.unlink()
 
-    def load(self, adapter: Any) -> list[Result]:
-        """The results so far, with the adapter put where they left it."""
+    def load(self, adapter: Any) -> tuple[list[Result], Result | None]:
+        """The results so far and the tally of the stage in work, with the adapter put where they left it."""
         if not self._list.exists():
-            return []
-        results: list[Result] = json.loads(self._list.read_text())
-        adapter.load(self._state(len(results)))
-        return results
+            return [], None
+        kept = json.loads(self._list.read_text("utf-8"))
+        adapter.load(self._state(kept["stages"], kept["unfinished"]))
+        return kept["stages"], kept["unfinished"]
 
     def clear(self) -> None:
         """Nothing to keep any more."""
@@ -203,8 +253,8 @@ class Progress:
         with contextlib.suppress(FileNotFoundError):
             self.folder.rmdir()
 
-    def _state(self, stages: int) -> Path:
-        return self.folder / f"{stages}.safetensors"
+    def _state(self, results: list[Result], unfinished: Result | None) -> Path:
+        return self.folder / f"{len(results)}-{unfinished['samples'] if unfinished else 0}.safetensors"
 
 
 def _singles(images: Tensor, labels: Tensor) -> Batches:

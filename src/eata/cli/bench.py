@@ -58,6 +58,13 @@ def bench(
     ] = "",
     seeds: Annotated[str, typer.Option(help="Orders of the stream, such as 2020-2029; default: the paper's.")] = "",
     batch: Annotated[int | None, typer.Option(min=1, help="Images a batch; default 64 (BN adaptation: 256).")] = None,
+    stream: Annotated[
+        str,
+        typer.Option(
+            help="How shifts follow one another: reset, continual, gradual, mixed, correlated[:DELTA], recurring:N, or "
+            "two of them as in gradual+correlated; default: the experiment's."
+        ),
+    ] = "",
     threads: Annotated[
         int, typer.Option(min=1, help="Threads a stream; the same number gives the same bits on either engine.")
     ] = 1,
@@ -104,6 +111,7 @@ def bench(
         methods=names(methods),
         seeds=numbers(seeds) if seeds else (),
         batch=batch,
+        stream=stream or None,
         threads=threads,
         device=str(on),
         amp=amp,

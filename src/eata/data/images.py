@@ -187,6 +187,10 @@ class FileStream(Stream):
     def __len__(self) -> int:
         return len(self._files)
 
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        return np.asarray(self._labels, dtype=np.int64)
+
     def pixels(self) -> Iterator[tuple[int, Tensor, int]]:
         self.skipped = []
         for number, image in self._decoded(list(range(len(self))), ahead=AHEAD):

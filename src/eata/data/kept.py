@@ -61,6 +61,11 @@ class KeptStream(Stream):
     def __len__(self) -> int:
         return len(self._labels)
 
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        labels: NDArray[np.int64] = self._labels.numpy()
+        return labels
+
     def pixels(self) -> Iterator[tuple[int, Tensor, int]]:
         for number in self._readable.nonzero().flatten().tolist():
             yield number, self._images[number], int(self._labels[number])

@@ -53,6 +53,11 @@ class Stream(ABC):
     def __len__(self) -> int:
         """Number of images, counting files that may turn out unreadable."""
 
+    @property
+    @abstractmethod
+    def labels(self) -> NDArray[np.int64]:
+        """Of all images in the set's own order, (N,); -1: unknown."""
+
     @abstractmethod
     def pixels(self) -> Iterator[tuple[int, Tensor, int]]:
         """Number, image as uint8 (3, H, W) and label of each image that can be read, in the set's own order."""
@@ -66,6 +71,7 @@ class Stream(ABC):
         size: int = 64,
         *,
         seed: int | None = 2020,
+        order: NDArray[np.int64] | None = None,
         mean: Sequence[float] = (0.0, 0.0, 0.0),
         std: Sequence[float] = (1.0, 1.0, 1.0),
     ) -> Iterator[Batch]:
@@ -77,6 +83,7 @@ class Stream(ABC):
         Args:
             size: images per batch; the last may be smaller.
             seed: of the order; ``None`` keeps that of the files.
+            order: the numbers of the images to take, instead of an order by ``seed``.
             mean: of each channel, for pixels from 0 to 1 (``net.pretrained_cfg["mean"]``).
             std: standard deviation of each channel, likewise.
 
@@ -89,7 +96,8 @@ class Stream(ABC):
             raise EataError(f"A batch of {size} images cannot be; take 1 or more.")
         count = len(self)
         # RandomState is the one generator of numpy whose draws are promised to stay the same in later versions.
-        order = np.arange(count) if seed is None else np.random.RandomState(seed).permutation(count)
+        if order is None:
+            order = np.arange(count) if seed is None else np.random.RandomState(seed).permutation(count)
         offset = 255 * torch.tensor(mean, dtype=torch.float32).view(-1, 1, 1)
         scale = 255 * torch.tensor(std, dtype=torch.float32).view(-1, 1, 1)
         self.skipped = []
@@ -134,6 +142,10 @@ class ArrayStream(Stream):
 
     def __len__(self) -> int:
         return len(self._labels)
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        return self._labels.numpy()
 
     def pixels(self) -> Iterator[tuple[int, Tensor, int]]:
         for number, (image, label) in enumerate(zip(self._images, self._labels.tolist(), strict=True)):

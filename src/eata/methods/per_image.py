@@ -12,9 +12,39 @@ from eata.augmentation import Copies
 from eata.errors import InputError
 from eata.inputs import Inputs, in_range
 from eata.passes import Pass
+from eata.views import Views
 
 
-class PerImage(Adapter):
+class OfImages(Adapter):
+    """An adapter that makes other images of those it gets, so that it takes images and nothing else."""
+
+    #: that ``net.pretrained_cfg["mean"]`` has; 1 fits all
+    channels = 1
+    views: Views
+
+    def use(self, views: Views) -> None:
+        """Make views by these; their random numbers are part of the state."""
+        self.views, self.channels = views, len(views.mean)
+        self.declare(flip=views.flip, seed=views.seed)
+        self.remember("generator", views.generator)
+
+    def checked(self, inputs: Inputs) -> Inputs:
+        inputs = super().checked(inputs)
+        name = f"eata.{type(self).__name__}"
+        if inputs.first.dim() != 4:
+            raise InputError(
+                f"{name} makes copies of images and takes batches (B, C, H, W), not {tuple(inputs.shape)}."
+            )
+        if len(inputs.tensors) > 1:
+            raise InputError(f"{name} takes images alone, not {len(inputs.tensors)} tensors.")
+        if self.channels not in (1, inputs.shape[1]):
+            raise InputError(
+                f"The images have {inputs.shape[1]} channels, but net.pretrained_cfg['mean'] has {self.channels}."
+            )
+        return inputs
+
+
+class PerImage(OfImages):
     """An adapter that takes the images of a batch one by one, each with random copies of it.
 
     The random numbers come from a generator of its own, whose state is part of the adapter's.
@@ -34,7 +64,7 @@ class PerImage(Adapter):
         in_range("copies", copies, low=1)
         made = Copies(net, copies, flip, seed)
         super().__init__(net, **settings)
-        self.copies = made
+        self.copies, self.channels = made, len(made.mean)
         self.declare(flip=flip, seed=seed)
         self.remember("generator", made.generator)
 
@@ -58,18 +88,3 @@ class PerImage(Adapter):
                 "classifiers with one prediction for each image."
             )
         return batch
-
-    def checked(self, inputs: Inputs) -> Inputs:
-        inputs = super().checked(inputs)
-        if inputs.first.dim() != 4:
-            raise InputError(
-                f"eata.{type(self).__name__} makes copies of images and takes (B, C, H, W), not {tuple(inputs.shape)}."
-            )
-        if len(inputs.tensors) > 1:
-            raise InputError(f"eata.{type(self).__name__} takes images alone, not {len(inputs.tensors)} tensors.")
-        if len(self.copies.mean) not in (1, inputs.shape[1]):
-            raise InputError(
-                f"The images have {inputs.shape[1]} channels, but net.pretrained_cfg['mean'] has "
-                f"{len(self.copies.mean)}."
-            )
-        return inputs

@@ -46,3 +46,8 @@ class Tent(GradientAdapter):
                 return super().run(inputs)
         finally:
             self.restore_source()
+
+    def unfit_for_window(self, exact: bool) -> str | None:
+        if exact or not self.episodic:
+            return None
+        return "An episodic method steps anew for each sample; use eata.Window(..., exact=True)."
