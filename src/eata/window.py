@@ -13,6 +13,7 @@ from torch import Tensor
 
 from eata import norm
 from eata.adapter import Adapter
+from eata.auto import Auto
 from eata.errors import EataError
 from eata.gradient import GradientAdapter
 from eata.inputs import Inputs, in_range, joined
@@ -86,6 +87,11 @@ class Window(Wrapper):
             raise EataError(f"length={length!r} is not a whole number; count the samples, as in length=64.") from None
         if not exact and not isinstance(model, PerImage) and getattr(model, "episodic", False):
             raise EataError("An episodic method steps anew for each sample; use eata.Window(..., exact=True).")
+        if isinstance(model.statistics, Auto):
+            raise EataError(
+                'eata.Window keeps statistics of its own, which prior="auto" can\'t choose; give the method a number, '
+                "such as prior=0."
+            )
         remembered = Remembered(model.net, length, model.statistics.prior)
         super().__init__(model)
         self.remembered = remembered
