@@ -89,7 +89,27 @@ class Adapter:
         #: runs the net on a batch
         self.runner: Callable[..., Pass] = Runner(net, engine)
         self._place = _place(net)
+        self._latest = 1  # samples of the latest batch
         self.stats = Stats()
+        if statistics.carried:
+            self.remember("carried", statistics.carried)
+
+    @property
+    def carried(self) -> dict[str, Any]:
+        """What the statistics carry from batch to batch."""
+        return self.statistics.carried
+
+    @carried.setter
+    def carried(self, value: dict[str, Any]) -> None:
+        self.statistics.carried = value
+
+    @property
+    def share(self) -> float:
+        """How much of the source is in the BatchNorm statistics now, 0 to 1; with a fixed prior, in the latest batch.
+
+        The mean over the layers, where they differ.
+        """
+        return self.statistics.share(self._latest)
 
     def remember(self, name: str, value: Any) -> None:
         """Declare what the method carries from batch to batch: the attribute ``name``, ``value`` at first.
@@ -134,10 +154,18 @@ class Adapter:
 
     def run(self, inputs: Inputs) -> Tensor:
         """One clean batch: forward, learn from it, answer."""
+        if self.learning:
+            self.statistics.prepare(len(inputs), lambda rows, statistics: self._try(inputs.take(rows), statistics))
         batch = self.forward(inputs, grad=self.learning)
         if self.learning:
+            self.statistics.notice(batch.logits)
             self.learn(batch)
         return self.answer(batch)
+
+    def _try(self, inputs: Inputs, statistics: Statistics) -> Tensor:
+        """Logits of some samples by other statistics."""
+        self.stats.forwards += len(inputs)
+        return self.runner(inputs, statistics).logits
 
     def forward(self, inputs: Inputs, *, grad: bool = False, count: bool = True) -> Pass:
         """One forward of a batch, by the adapter's statistics; a method may call it again.
@@ -156,6 +184,7 @@ class Adapter:
             )
         if count:
             self.stats.forwards += batch.samples
+        self._latest = batch.samples
         return batch
 
     @property
@@ -303,7 +332,6 @@ class Adapter:
             raise StateError(f"The state is of eata.{saved['method']}, and this is eata.{type(self).__name__}.")
         own = self.state_dict()
         missing = [name for name in own if name not in saved]
-        missing += [name for name in own["memory"] if name not in saved.get("memory", {})]
         if missing:
             raise StateError(f"The state has no '{missing[0]}', so it is of another version of eata; adapt anew.")
         if saved["source"] != own["source"]:
@@ -314,6 +342,9 @@ class Adapter:
                     f"The state was saved with {name}={saved['settings'].get(name)!r}, but this model has "
                     f"{name}={value!r}; build it with the same."
                 )
+        missing = [name for name in own["memory"] if name not in saved["memory"]]
+        if missing:
+            raise StateError(f"The state has no '{missing[0]}', so it is of another version of eata; adapt anew.")
 
     def take(self, saved: dict[str, Any]) -> None:
         """Take over a state that fits."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from eata import functional, norm, rows, state
 from eata.adapter import Adapter
+from eata.auto import Prior, statistics_for
 from eata.check import nothing_to_adapt
 from eata.errors import EataError, StateError, unknown
 from eata.inputs import finite_rows, in_range
@@ -38,7 +39,7 @@ class Shared(TypedDict, total=False):
     lr: float
     optimizer: MakeOptimizer | NamedOptimizer | None
     score: Score
-    prior: float
+    prior: Prior
     backward: Backward
     layers: int | None
     lean: bool
@@ -85,7 +86,8 @@ class GradientAdapter(Adapter):
             function from a list of parameters to a torch optimizer (``lr`` is then its own affair).
         score: what is minimized, from logits (B, C) to a number for each sample (B,); default the entropy.
         prior: samples that the source's BatchNorm statistics count for beside the batch's; default 0, the batch's
-            alone, as in the papers.
+            alone, as in the papers. ``"auto"``: chosen by the stream (`eata.auto`); ``model.share`` says what is in
+            use.
         backward: ``"rows"`` spends the backward pass on the chosen samples only; ``"full"`` is the textbook gradient;
             ``"auto"`` (default) takes rows on the CPU and full elsewhere.
         layers: adapt only the last ``layers`` normalization layers; None means all.
@@ -103,15 +105,13 @@ class GradientAdapter(Adapter):
         lr: float = 0.00025,
         optimizer: MakeOptimizer | NamedOptimizer | None = None,
         score: Score = functional.entropy,
-        prior: float = 0,
+        prior: Prior = 0,
         backward: Backward = "auto",
         layers: int | None = None,
         lean: bool = False,
         statistics: norm.Statistics | None = None,
     ) -> None:
         in_range("lr", lr, low=0.0, open_low=True)
-        if not prior >= 0:
-            raise EataError(f"prior={prior!r} is out of range: it has to be at least 0 (infinity: the source alone).")
         if backward not in ("auto", "rows", "full"):
             raise EataError(f"backward={backward!r} is neither 'auto', 'rows' nor 'full'.")
         if layers is not None and layers < 1:
@@ -122,6 +122,7 @@ class GradientAdapter(Adapter):
             raise TypeError(f"eata.{type(self).__name__} wraps a torch.nn.Module, not a {type(net).__name__}.")
         norm.require_unwrapped(net)
         # What can fail comes before the net is touched.
+        statistics = statistics or statistics_for(prior, net)
         free = self.free_parameters(net, layers)
         if not free:
             raise EataError(f"eata.{type(self).__name__} has nothing to adapt. {nothing_to_adapt(net)}")
@@ -129,9 +130,7 @@ class GradientAdapter(Adapter):
         made = make(list(free.values()))
         on_cpu = all(parameter.device.type == "cpu" for parameter in free.values())
         by_rows = backward == "rows" or (backward == "auto" and on_cpu)
-        super().__init__(
-            net, statistics=statistics or norm.Statistics(prior), engine=rows.Engine(lean) if by_rows else None
-        )
+        super().__init__(net, statistics=statistics, engine=rows.Engine(lean) if by_rows else None)
         #: what is updated, by name
         self.parameters = free
         #: its values before adaptation

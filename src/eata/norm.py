@@ -13,7 +13,7 @@ import contextlib
 import copy
 import math
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -208,6 +208,8 @@ class Statistics:
 
     def __init__(self, prior: float, samples: int | None = None, constant: bool = False) -> None:
         self.prior, self.samples, self.constant = prior, samples, constant
+        #: what is carried from batch to batch; reset, state files and moves of the adapter take it along
+        self.carried: dict[str, Any] = {}
 
     @property
     def of_batch_alone(self) -> bool:
@@ -217,6 +219,17 @@ class Statistics:
     def share(self, samples: int) -> float:
         """The source's part in a batch of so many samples."""
         return 1.0 if math.isinf(self.prior) else self.prior / (self.prior + (self.samples or samples))
+
+    def prepare(self, samples: int, forward: Callable[[Tensor, Statistics], Tensor]) -> None:
+        """A batch of so many samples is about to be predicted and learnt from.
+
+        Args:
+            samples: B.
+            forward: from some of its rows (indices) and the statistics to try to their logits.
+        """
+
+    def notice(self, logits: Tensor) -> None:
+        """The batch's logits, (B, C, ...), before the method learns from it."""
 
     def begin(self) -> None:
         """A forward pass begins, maybe the second try of one that failed half-way."""

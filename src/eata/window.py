@@ -13,6 +13,7 @@ from torch import Tensor
 
 from eata import norm
 from eata.adapter import Adapter
+from eata.auto import Auto
 from eata.errors import EataError
 from eata.gradient import GradientAdapter
 from eata.inputs import Inputs, in_range, joined
@@ -87,6 +88,11 @@ class Window(Wrapper):
         unfit = model.unfit_for_window(exact)
         if unfit is not None:
             raise EataError(unfit)
+        if isinstance(model.statistics, Auto):
+            raise EataError(
+                'eata.Window keeps statistics of its own, which prior="auto" can\'t choose; give the method a number, '
+                "such as prior=0."
+            )
         remembered = Remembered(model.net, length, model.statistics.prior)
         super().__init__(model)
         self.remembered = remembered

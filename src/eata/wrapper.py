@@ -46,6 +46,11 @@ class Wrapper(Adapter):
     def learning(self, value: bool) -> None:
         self.model.learning = value
 
+    @property
+    def share(self) -> float:
+        """The inner one's."""
+        return self.model.share
+
     def run(self, inputs: Inputs) -> Tensor:
         return self.model.run(inputs)
 

@@ -6,8 +6,8 @@ from torch import nn
 
 from eata import norm
 from eata.adapter import Adapter
+from eata.auto import Prior, statistics_for
 from eata.errors import EataError
-from eata.inputs import in_range
 
 
 class BN(Adapter):
@@ -16,7 +16,8 @@ class BN(Adapter):
     Args:
         net: a model with BatchNorm layers that have running statistics.
         prior: N, how many samples the source statistics count for; the paper's 256 (with batches of 256). 0 uses the
-            batch alone.
+            batch alone; infinity the source alone. ``"auto"``: chosen by the stream (`eata.auto`); ``model.share`` says
+            what is in use.
 
     >>> import torch
     >>> net = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 3))
@@ -25,11 +26,10 @@ class BN(Adapter):
     """
 
     divisible = True
-    prior: float
+    prior: Prior
 
-    def __init__(self, net: nn.Module, *, prior: float = 256) -> None:
-        in_range("prior", prior, low=0.0)
+    def __init__(self, net: nn.Module, *, prior: Prior = 256) -> None:
         if not norm.has_batch_norm(net) or norm.lacks_running_statistics(net):
             raise EataError("eata.BN mixes the running statistics of BatchNorm layers, and this net has none.")
-        super().__init__(net, statistics=norm.Statistics(prior))
+        super().__init__(net, statistics=statistics_for(prior, net))
         self.declare(prior=prior)
