@@ -197,8 +197,7 @@ def test_it_resumes_bit_for_bit(trained, stream, digits, tmp_path):
 def test_weights_that_overflow_go_back_to_the_source(trained, stream, digits):
     model = model_of(trained(), digits[0][:100], lr=1e300)
     with pytest.warns(UserWarning, match="lower lr"):
-        for x in stream([32] * 4):
-            model(x)
+        model(stream([32])[0])
     assert all(bool(torch.isfinite(p).all()) for p in model.parameters.values())
     assert drift_of(model) <= 0.02 * 1.001
 

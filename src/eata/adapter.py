@@ -77,6 +77,8 @@ class Adapter:
         self.statistics = statistics
         #: False inside of ``frozen()``: predict only
         self.learning = True
+        #: True: no step is taken, while windows and statistics go on (``eata.Guard`` does that)
+        self.paused = False
         self.lock = threading.RLock()
         #: what was declared with ``remember``
         self.memory = state.Memory(self)
@@ -131,8 +133,9 @@ class Adapter:
 
     def run(self, inputs: Inputs) -> Tensor:
         """One clean batch: forward, learn from it, answer."""
-        batch = self.forward(inputs, grad=self.learning)
-        if self.learning:
+        learns = self.learning and not self.paused
+        batch = self.forward(inputs, grad=learns)
+        if learns:
             self.learn(batch)
         return self.answer(batch)
 
