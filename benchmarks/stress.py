@@ -24,12 +24,12 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=640, help="in each part of a stream (default 640)")
     parser.add_argument("--seed", type=int, default=2020)
     parser.add_argument("--split", default="test", choices=["test", "train"], help="train: for choosing thresholds")
+    parser.add_argument("--data", default="cifar10", choices=[*stress.NETS])
     parser.add_argument("--out", type=Path, default=Path("results/stress"))
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    for row in stress.run(
-        arguments.streams, arguments.methods, arguments.images, arguments.seed, arguments.out, arguments.split
-    ):
+    source = hard.Source(arguments.images, arguments.seed, arguments.split, arguments.data)
+    for row in stress.run(arguments.streams, arguments.methods, source, arguments.out):
         print(
             f"{row['stream']}, {row['method']}: {row['during']:.1f} %, clean after {row['after']:.1f} %, worst "
             f"{row['worst']:.1f} %, {row['alarms']} alarms",

@@ -114,17 +114,19 @@ def test_the_source_answers_as_the_source_does(trained, digits, stream):
 
 
 def test_a_good_stream_is_left_alone(trained, digits, stream):
-    """From the second batch on it is the method itself: the first is only compared."""
+    """Once it was compared, it is the method itself."""
     guarded = eata.Guard(budgeted(trained(), digits))
     plain = budgeted(trained(), digits)
-    first, *batches = stream([64] * 12, noise=0.3)
-    guarded(first)
-    with plain.frozen():
-        plain(first)
-    for x in batches:
-        assert torch.equal(guarded(x), plain(x))
+    waited = 0
+    for x in stream([64] * 16, noise=0.3):
+        answer = guarded(x)
+        if guarded.stats.steps == 0:
+            waited += 1
+            continue
+        assert torch.equal(answer, plain(x))
+    assert waited <= 4
     assert [event.kind for event in guarded.events] == ["adapting"]
-    assert guarded.stats.forwards == 64 * 12
+    assert guarded.stats.forwards == 64 * 16
 
 
 def test_comparisons_become_rare(trained, digits, monkeypatch):
@@ -138,7 +140,10 @@ def test_comparisons_become_rare(trained, digits, monkeypatch):
     x = digits[0][1000:1064]
     for _ in range(70):
         model(x)
-    assert compared == [1, 2, 4, 8, 16, 32, 48, 64]
+    (event,) = model.events
+    assert event.kind == "adapting"
+    later = [event.batch + after for after in (1, 3, 7, 15, 31, 47, 63)]
+    assert compared == [*range(1, event.batch + 1), *(batch for batch in later if batch <= 70)]
 
 
 def test_a_surprise_is_compared_at_once(trained, shuffled, by_class):
@@ -206,7 +211,7 @@ def test_a_collapse_is_undone(trained, shuffled):
     assert trees_equal({n: p.detach() for n, p in model.method.parameters.items()}, good)
     assert not is_source(model)
     assert model.stats.steps >= spent
-    for x in shuffled[5:9]:
+    for x in 2 * shuffled:
         model(x)
     assert not model.resting
 
@@ -271,6 +276,21 @@ def test_events_are_told(trained, by_class, caplog):
     assert event.seen.cost > 0.1
     assert str(event) in caplog.text
     assert "batch 1: the source answers" in str(event)
+
+
+def test_with_nothing_to_gain_the_source_answers(trained, digits, by_class, shuffled):
+    """A method that is a little worse than the source on clean images, and never by enough for an alarm."""
+
+    class Duller(eata.BN):
+        def answer(self, batch):
+            logits = batch.logits.clone()
+            logits[:4] = logits[:4].roll(1, 1) / 4  # some are wrong, and less sure
+            return logits
+
+    model = eata.Guard(Duller(trained(), prior=1e6))
+    for x in shuffled[:8]:
+        assert torch.allclose(model(x), trained().eval()(x), atol=1e-4)
+    assert [event.kind for event in model.events] == ["waiting"]
 
 
 def test_bad_rows_and_bad_logits(trained, digits, stream):

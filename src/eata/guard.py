@@ -19,10 +19,12 @@ from eata.inputs import Inputs, finite_rows
 from eata.norm import Statistics
 from eata.wrapper import Wrapper
 
-# Chosen on training images (docs/safe.md). Of accuracy: below the first the adapted model is trusted; above the sum of
-# the first and the second by the number of blocks seen it is not; in between more is looked at.
-TRUST = 0.04
-DOUBT = 0.12
+# Chosen on training images (docs/safe.md); of accuracy. The more blocks were seen, the nearer to its limit a cost may
+# come before it counts as above or below.
+EARN = 0.01  # the source answers until the adapted model costs less,
+EARN_DOUBT = 0.04  # give or take this by the number of blocks
+LOSE = 0.04  # and again when it costs more,
+LOSE_DOUBT = 0.12  # give or take this by the number of blocks
 CLASSES = 0.5  # of the source's: below it, an alarm
 
 BLOCK = 64  # samples that a judgement needs at least
@@ -35,7 +37,7 @@ PATIENCE = 32  # good judgements in a row to come back, at most
 KEPT = 3  # snapshots
 EVENTS = 1000  # of the latest, kept
 
-Kind = Literal["adapting", "alarm", "reset"]
+Kind = Literal["waiting", "adapting", "alarm", "reset"]
 log = logging.getLogger("eata.guard")
 
 
@@ -79,7 +81,8 @@ class Event:
     Attributes:
         batch: when: the number of the batch, from 1.
         kind: ``"adapting"``: the adapted model answers from now on; ``"alarm"``: the source does; ``"reset"``: it still
-            does, for the state that was gone back to is no better.
+            does, for the state that was gone back to is no better; ``"waiting"``: at the start, there is nothing to
+            gain yet.
         seen: what was seen.
         done: what was done, in words.
     """
@@ -96,15 +99,15 @@ class Event:
 class Guard(Wrapper):
     """Any adapter, safe to leave on.
 
-    1. Now and then the whole batch goes through the source too (its weights and statistics): at the start, then after
-       1, 2, 4, 8 and every 16 blocks of 64 samples, and at once when the model's mean entropy is not what it was.
-    2. Where the two disagree, the surer one is believed. If the source wins by some points of accuracy, or the adapted
-       model predicts less than half as many classes, that is an alarm. In doubt, up to four blocks are looked at, and
-       the source answers meanwhile.
+    1. At the start the source answers (its weights and statistics), and every batch is given to both. Where they
+       disagree, the surer one is believed: this estimates what adaptation costs, in points of accuracy. As soon as it
+       costs nothing, the adapted model answers and learns; clear cases need one block of 64 samples, others up to four.
+    2. From then on both are compared after 1, 2, 4, 8 and every 16 blocks, and at once when the model's mean entropy is
+       not what it was. A cost of several points, or less than half of the source's number of classes, is an alarm.
     3. From an alarm on the source answers, already for the batch at hand, and nothing is learnt. The weights go back
        to those of the last good comparison; if these do no better, to the source's.
-    4. Every batch is compared from then on. After some good judgements in a row the adapted model answers and learns
-       again: one at the start, twice as many after each alarm, fewer again while nothing happens.
+    4. It comes back as it began (1), but has to show it twice in a row, and twice as often after each further alarm;
+       half as often again while nothing happens.
     5. Each decision is an `Event`: in ``guard.events``, given to ``on_event``, and a line of the logger ``eata.guard``.
 
     Args:
@@ -114,10 +117,10 @@ class Guard(Wrapper):
     >>> import eata
     >>> _ = torch.manual_seed(0)
     >>> net = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 3))
-    >>> model = Guard(eata.Tent(net, lr=0.1), on_event=print)
-    >>> model(torch.randn(64, 2)).shape, model.resting, len(model.events)  # doctest: +ELLIPSIS
-    batch 1: ...
-    (torch.Size([64, 3]), False, 1)
+    >>> model = Guard(eata.Tent(net, lr=0.1), on_event=lambda event: print(event.batch, event.kind))
+    >>> model(torch.randn(256, 2)).shape
+    1 adapting
+    torch.Size([256, 3])
     """
 
     #: batches so far
@@ -224,12 +227,12 @@ class Guard(Wrapper):
             return
         seen = Comparison.of(*both)
         sound = seen.classes >= CLASSES * seen.source_classes
-        self.doubting = sound and TRUST < seen.cost <= TRUST + DOUBT / blocks and blocks < BLOCKS
+        low = EARN - EARN_DOUBT / blocks if self.resting else LOSE
+        self.doubting = sound and low < seen.cost <= LOSE + LOSE_DOUBT / blocks and blocks < BLOCKS
         if self.doubting:
             return
         self.evidence, self.comparing, self.since = None, False, 0
-        # At the end of a doubt all stays as it was before. What is not a number is no good.
-        limit = TRUST if self.resting else TRUST + DOUBT / blocks
+        limit = EARN if self.resting else LOSE + LOSE_DOUBT / blocks  # what is not a number is no good
         (self._trust if sound and seen.cost <= limit else self._distrust)(seen)
 
     def _trust(self, seen: Comparison) -> None:
@@ -246,8 +249,11 @@ class Guard(Wrapper):
         self.kept = [*self.kept, self._state()][-KEPT:]
 
     def _distrust(self, seen: Comparison) -> None:
+        if not self.record and seen.cost <= LOSE:
+            self._tell("waiting", seen, "the source answers, for the adapted model is no better")
+            return
         first = not self.resting or not self.record
-        if not first and self.good == 0 and not self.kept:  # all that can be done was done
+        if not first and not self.kept:  # all that can be done was done
             return
         if first:
             self.need = min(2 * self.need, PATIENCE)
@@ -261,7 +267,7 @@ class Guard(Wrapper):
     def _tell(self, kind: Kind, seen: Comparison, done: str) -> None:
         event = Event(self.batches, kind, seen, done)
         self.record = [*self.record, dataclasses.asdict(event)][-EVENTS:]
-        log.log(logging.INFO if kind == "adapting" else logging.WARNING, "%s", event)
+        log.log(logging.INFO if kind in ("waiting", "adapting") else logging.WARNING, "%s", event)
         if self.on_event is not None:
             self.on_event(event)
 

@@ -1,4 +1,4 @@
-"""Hard streams: what a stream does to adaptation that is left on. Each is a list of batches of CIFAR-10(-C) images.
+"""Hard streams: what a stream does to adaptation that is left on. Each is a list of batches of labelled images.
 
 Rows that are no images (noise, constant frames, garbage) have the label -1 and do not count in an error.
 """
@@ -11,14 +11,17 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from eata import data
 from eata.data.stream import Batch
 
 SIZE = 64  # images in a batch
+SEVERITY = 5
 SHIFT = ("gaussian_noise", "fog", "jpeg_compression")  # noise, weather, digital
 Images = tuple[Tensor, Tensor]
+Order = NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,17 +32,17 @@ class Source:
         images: in each part of a stream.
         seed: of the order, and of noise.
         split: ``"test"``; ``"train"`` for choosing thresholds.
-        severity: of the corruptions.
+        data: ``"cifar10"`` or ``"digits"``.
     """
 
     images: int
     seed: int = 2020
     split: str = "test"
-    severity: int = 5
+    data: str = "cifar10"
 
     def load(self, corruption: str | None, count: int | None = None) -> Images:
         """The first ``count`` images under a corruption, normalized, and their labels."""
-        pixels, labels = _load(self.split, corruption, self.severity, self.images)
+        pixels, labels = _load(self.data, self.split, corruption, self.images)
         return pixels[:count], labels[:count]
 
     def random(self) -> np.random.RandomState:
@@ -48,14 +51,14 @@ class Source:
 
 
 @functools.lru_cache(maxsize=32)
-def _load(split: str, corruption: str | None, severity: int, limit: int) -> Images:
-    stream = data.load("cifar10", split=split, corruption=corruption, severity=severity, limit=limit)
+def _load(name: str, split: str, corruption: str | None, limit: int) -> Images:
+    stream = data.load(name, split=split, corruption=corruption, severity=SEVERITY, limit=limit)
     # Both splits come in a mixed order of their own; the stream's order is chosen here.
     (batch,) = stream.batches(limit, seed=None, mean=(0.5,) * 3, std=(0.5,) * 3)
     return batch
 
 
-def _cut(images: Images, order: np.ndarray, size: int = SIZE) -> list[Batch]:
+def _cut(images: Images, order: Order, size: int = SIZE) -> list[Batch]:
     x, y = images
     return [(x[index], y[index]) for index in torch.from_numpy(order).split(size)]
 
@@ -65,7 +68,7 @@ def _shuffled(source: Source, corruption: str | None, count: int | None = None, 
     return _cut(images, source.random().permutation(len(images[1])), size)
 
 
-def by_class(labels: Tensor, delta: float | None, random: np.random.RandomState) -> np.ndarray:
+def by_class(labels: Tensor, delta: float | None, random: np.random.RandomState) -> Order:
     """An order sorted by class; with ``delta``, each class spread over ten slots by a Dirichlet distribution."""
     known = labels.numpy()
     shuffled = random.permutation(len(known))
@@ -100,7 +103,7 @@ def continual(source: Source) -> list[Batch]:
 
 def recurring(source: Source) -> list[Batch]:
     """Three corruptions, ten times over."""
-    turns = [Source(source.images, source.seed + turn, source.split) for turn in range(10)]
+    turns = [dataclasses.replace(source, seed=source.seed + turn) for turn in range(10)]
     return [batch for turn in turns for name in SHIFT for batch in _shuffled(turn, name, source.images // 10)]
 
 
@@ -118,10 +121,10 @@ def in_order(source: Source, corruption: str | None, delta: float | None) -> lis
 
 
 def one_class(source: Source) -> list[Batch]:
-    """Cats only, and then everything."""
+    """One class only (CIFAR-10's cats), over and over."""
     x, y = source.load(None)
-    cats = torch.nonzero(y == 3).flatten().numpy()
-    order = np.resize(source.random().permutation(cats), source.images)
+    own = torch.nonzero(y == 3).flatten().numpy()
+    order = np.resize(source.random().permutation(own), len(y))
     return _cut((x, y), order)
 
 

@@ -6,6 +6,7 @@ Each stream is followed by clean images, on which the model goes on: what did th
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import math
 import platform
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eata import __version__, models
+from eata import __version__, data, models
 from eata.adapter import Adapter
 from eata.bench import hard
 from eata.data.stream import Batch
@@ -31,31 +32,29 @@ WINDOW = 10  # batches, of the worst window
 STRETCH = 4  # batches, over which a recovery is told
 NEAR = 5.0  # points of error that count as recovered
 CLEAN = 640  # clean images after each stream
-NET = "resnet26-bn-cifar10"
+NETS = {"cifar10": "resnet26-bn-cifar10", "digits": "resnet26-bn-digits"}
 Row = dict[str, Any]
-Make = Callable[[nn.Module, Fisher, float], Adapter]
+Make = Callable[[nn.Module, Fisher, dict[str, Any]], Adapter]  # net, Fisher, preset
 
 
-def _budget(net: nn.Module, omega: Fisher, lr: float) -> Adapter:
-    settings = preset("cifar10") | {"beta": None, "budget": 0.02}
-    return EATA(net, omega, **settings | {"lr": lr * settings["lr"]})
+def _budget(net: nn.Module, omega: Fisher, settings: dict[str, Any]) -> Adapter:
+    return EATA(net, omega, **settings | {"beta": None, "budget": 0.02})
 
 
-def _preset(net: nn.Module, omega: Fisher, lr: float) -> Adapter:
-    settings = preset("cifar10")
-    return EATA(net, omega, **settings | {"lr": lr * settings["lr"]})
+def _preset(net: nn.Module, omega: Fisher, settings: dict[str, Any]) -> Adapter:
+    return EATA(net, omega, **settings)
 
 
-def _tent(net: nn.Module, omega: Fisher, lr: float) -> Adapter:
-    return Tent(net, lr=lr * preset("cifar10")["lr"])
+def _tent(net: nn.Module, omega: Fisher, settings: dict[str, Any]) -> Adapter:
+    return Tent(net, lr=settings["lr"])
 
 
 def _guarded(make: Make) -> Make:
-    return lambda net, omega, lr: Guard(make(net, omega, lr))
+    return lambda net, omega, settings: Guard(make(net, omega, settings))
 
 
 METHODS: dict[str, Make] = {
-    "source": lambda net, omega, lr: Source(net),
+    "source": lambda net, omega, settings: Source(net),
     "budget": _budget,
     "budget+guard": _guarded(_budget),
     "eata": _preset,
@@ -65,54 +64,50 @@ METHODS: dict[str, Make] = {
 }
 
 
-def run(
-    streams: list[str], methods: list[str], images: int, seed: int, folder: Path, split: str = "test"
-) -> Iterator[Row]:
+def run(streams: list[str], methods: list[str], source: hard.Source, folder: Path) -> Iterator[Row]:
     """Measure what is not in the folder yet, row by row; each is written there as soon as it is known.
 
     Args:
         streams: names in ``hard.STREAMS``.
         methods: names in ``METHODS``.
-        images: in each part of a stream.
-        seed: of the order.
+        source: of the images.
         folder: for ``stress.json``.
-        split: ``"test"``, or ``"train"`` for choosing thresholds.
     """
     for kind, names, known in (("stream", streams, hard.STREAMS), ("method", methods, METHODS)):
         for name in names:
             if name not in known:
                 raise unknown(kind, name, known)
-    net = models.load(NET).eval()
-    source = hard.Source(images, seed, split)
-    omega = _fisher(net)
+    net = models.load(NETS[source.data]).eval()
+    omega = _fisher(net, source.data)
     rows = read(folder)
-    settings = {"images": images, "seed": seed, "split": split}
     done = {_key(row) for row in rows}
     for stream in streams:
+        settings = preset(source.data)
+        settings["lr"] *= hard.STREAMS[stream].lr
         for method in methods:
-            row: Row = {"stream": stream, "method": method, **settings}
+            row: Row = {"stream": stream, "method": method, **dataclasses.asdict(source)}
             if _key(row) not in done:
-                row |= measure(METHODS[method](copy.deepcopy(net), omega, hard.STREAMS[stream].lr), stream, source)
+                row |= measure(METHODS[method](copy.deepcopy(net), omega, settings), stream, source)
                 rows.append(row)
-                _write(folder / "stress.json", json.dumps({"manifest": manifest(), "rows": rows}, indent=1))
+                _write(folder / "stress.json", json.dumps({"manifest": manifest(source), "rows": rows}, indent=1))
                 yield row
 
 
 def _key(row: Row) -> tuple[Any, ...]:
-    return tuple(row[name] for name in ("stream", "method", "images", "seed", "split"))
+    names = ("stream", "method", *(field.name for field in dataclasses.fields(hard.Source)))
+    return tuple(row[name] for name in names)
 
 
-def _fisher(net: nn.Module) -> Fisher:
-    x, _ = hard.Source(50_000, split="train").load(None)
-    return fisher(net, x[-2000:], samples=2000)  # the last ones: streams of training images take the first
+def _fisher(net: nn.Module, name: str) -> Fisher:
+    images = data.load(name, split="train").batches(500, mean=(0.5,) * 3, std=(0.5,) * 3)
+    return fisher(net, images, samples=2000)
 
 
 def measure(model: Adapter, stream: str, source: hard.Source) -> Row:
     """One stream, then clean images: errors in percent of the rows that count."""
     during = _errors(model, hard.STREAMS[stream].make(source))
     alarms = _alarms(model)
-    last = hard.Source(CLEAN, source.seed + 1, source.split)
-    after = _errors(model, hard.clean(last))
+    after = _errors(model, hard.clean(dataclasses.replace(source, images=CLEAN, seed=source.seed + 1)))
     return {
         "during": _mean(during),
         "after": _mean(after),
@@ -163,7 +158,7 @@ def read(folder: Path) -> list[Row]:
     return rows
 
 
-def manifest() -> dict[str, Any]:
+def manifest(source: hard.Source) -> dict[str, Any]:
     """What the numbers were made with."""
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     return {
@@ -172,8 +167,8 @@ def manifest() -> dict[str, Any]:
         "eata": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "net": NET,
-        "severity": hard.Source(1).severity,
+        "net": NETS[source.data],
+        "severity": hard.SEVERITY,
     }
 
 
