@@ -5,6 +5,7 @@ from eata.adapter import Adapter, Stats
 from eata.check import check
 from eata.errors import EataError, InputError, StateError
 from eata.gradient import Choice, GradientAdapter
+from eata.guard import Event, Guard
 from eata.importance import Fisher, fisher, in_distribution
 from eata.inputs import Inputs
 from eata.methods import (
@@ -45,8 +46,10 @@ __all__ = [
     "CoTTA",
     "DeYO",
     "EataError",
+    "Event",
     "Fisher",
     "GradientAdapter",
+    "Guard",
     "InputError",
     "Inputs",
     "Pass",

@@ -79,6 +79,8 @@ class Adapter:
         self.statistics = statistics
         #: False inside of ``frozen()``: predict only
         self.learning = True
+        #: True: no step is taken, while windows and statistics go on (``eata.Guard`` does that)
+        self.paused = False
         self.lock = threading.RLock()
         #: what was declared with ``remember``
         self.memory = state.Memory(self)
@@ -154,11 +156,13 @@ class Adapter:
 
     def run(self, inputs: Inputs) -> Tensor:
         """One clean batch: forward, learn from it, answer."""
+        learns = self.learning and not self.paused
         if self.learning:
             self.statistics.prepare(len(inputs), lambda rows, statistics: self._try(inputs.take(rows), statistics))
-        batch = self.forward(inputs, grad=self.learning)
+        batch = self.forward(inputs, grad=learns)
         if self.learning:
             self.statistics.notice(batch.logits)
+        if learns:
             self.learn(batch)
         return self.answer(batch)
 

@@ -221,9 +221,9 @@ class GradientAdapter(Adapter):
         return tuple(b if a is None else a if b is None else a + b for a, b in zip(found, held, strict=True))
 
     def step(self, gradients: Gradients, samples: int) -> bool:
-        """One optimizer step, which ``samples`` samples took part in; none if a gradient is not finite."""
+        """One optimizer step, which ``samples`` samples took part in; none if a gradient is not finite, or paused."""
         present = [gradient for gradient in gradients if gradient is not None]
-        if not present:
+        if not present or self.paused:
             return False
         # One look at the device for all: a sum is finite unless a value is not.
         finite = bool(torch.isfinite(torch.stack([gradient.sum() for gradient in present]).sum()))

@@ -76,7 +76,7 @@ class Window(Wrapper):
     since_step: int
 
     def __init__(self, model: Adapter, length: int = 64, exact: bool = False) -> None:
-        if not isinstance(model, Adapter) or isinstance(model, Window):
+        if not isinstance(model, Adapter) or isinstance(model, Wrapper):
             raise TypeError(
                 f"eata.Window wraps an adapter, not a {type(model).__name__}: eata.Window(eata.Tent(net), length=64)."
             )
@@ -204,7 +204,7 @@ class Window(Wrapper):
         statistics.write()
         due = self._is_due(len(inputs))
         self._advance(places, inputs, batch.logits[: len(inputs)])
-        if due:
+        if due and not self.model.paused:
             self._step(inputs.kind)
         return answer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from eata import budget as budgets
 from eata import functional
 from eata.errors import EataError
 from eata.gradient import Choice, GradientAdapter, Shared
@@ -18,6 +20,9 @@ from eata.passes import Pass
 
 if TYPE_CHECKING:
     from eata.gradient import Unpack
+
+
+BETA = 2000.0  # the paper's for ImageNet
 
 
 class Filters(Shared, total=False):
@@ -88,24 +93,33 @@ class ETA(GradientAdapter):
 class EATA(ETA):
     """ETA with the anti-forgetting term: beta * sum of omega * (theta - theta_source)^2 joins the loss (Eq. 7, 8).
 
+    Or, in place of the term, a budget: how far, in nats, the predictions on clean data may move from the source's.
+    After each step the weights go back to the nearest point within it (``eata.budget``). A budget means the same for
+    every net, learning rate and data set, where beta does not; and it holds at every step of a stream of any length.
+
     Args:
         net: a model with normalization layers.
         fisher: importance omega of each parameter, from ``eata.fisher`` of this very net.
-        beta: weight of the term, at least 0; the paper's 2000 (ImageNet, ``per="batch"``), 1 for CIFAR-10
-            (``per="sample"``).
+        beta: weight of the term, at least 0; the paper's 2000 (ImageNet, ``per="batch"``; the default where there is no
+            budget), 1 for CIFAR-10 (``per="sample"``).
         per: the kind of Fisher that ``beta`` is meant for, as the presets say; another kind warns. None: any.
+        budget: in nats, above 0, in place of beta; 0.02 is a good one. It needs a Fisher with ``per="sample"``. With a
+            preset: ``eata.preset("cifar10") | {"beta": None, "budget": 0.02}``.
         filters: ``e0``, ``epsilon``, ``alpha`` and all other arguments of ``ETA``.
 
     >>> import eata
     >>> _ = torch.manual_seed(0)
     >>> net = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 3))
     >>> fisher = eata.fisher(net, torch.randn(8, 2))
-    >>> model = EATA(net, fisher, e0=0.9, lr=0.1)
+    >>> model = EATA(net, fisher, budget=0.02, e0=0.9, lr=10.0)
     >>> model(4 * torch.randn(4, 2)).shape
     torch.Size([4, 3])
+    >>> 0 < model.drift < 0.0201
+    True
     """
 
-    beta: float
+    beta: float | None
+    budget: float | None
     per: Per | None
     importance: dict[str, Tensor]
     #: how the Fisher was made; None where it does not say
@@ -116,16 +130,21 @@ class EATA(ETA):
         net: nn.Module,
         fisher: Mapping[str, Tensor],
         *,
-        beta: float = 2000.0,
+        beta: float | None = None,
         per: Per | None = None,
+        budget: float | None = None,
         **filters: Unpack[Filters],
     ) -> None:
-        in_range("beta", beta, low=0.0)
         importance = _matching(fisher, self.free_parameters(net, filters.get("layers")))
         made = getattr(fisher, "per", None)
-        _warn_of_mismatch(made, beta, per)
+        if budget is not None:
+            _require_budget(budget, beta, made)
+        else:
+            beta = BETA if beta is None else beta
+            in_range("beta", beta, low=0.0)
+            _warn_of_mismatch(made, beta, per)
         super().__init__(net, **filters)
-        self.declare(beta=beta, per=per)
+        self.declare(beta=beta, per=per, budget=budget)
         self.remember("importance", importance)
         self.remember("fisher_per", made)
 
@@ -134,10 +153,69 @@ class EATA(ETA):
         """The importance in use, as ``eata.fisher`` gives it."""
         return Fisher(self.importance, self.fisher_per)
 
-    def penalty(self) -> Tensor:
-        """Beta times Eq. 7."""
+    @property
+    def drift(self) -> float | None:
+        """How far the predictions on clean data have moved from the source's, in nats: K = 1/2 of Eq. 7.
+
+        None where the Fisher is not known to be per sample: another scale says nothing in nats.
+        """
+        if self.fisher_per != "sample":
+            return None
+        with self.lock:
+            return budgets.drift(*self._importance_and_displacement())
+
+    def penalty(self) -> Tensor | None:
+        """Beta times Eq. 7; nothing where a budget takes its place."""
+        if self.beta is None:
+            return None
         triples = ((theta, self.source[name], self.importance[name]) for name, theta in self.parameters.items())
         return self.beta * functional.fisher_penalty(triples)
+
+    def update(self, batch: Pass, choice: Choice) -> bool:
+        """One gradient, one step, and back into the budget."""
+        stepped = super().update(batch, choice)
+        if stepped and self.budget is not None:
+            self._hold(self.budget)
+        return stepped
+
+    def _hold(self, budget: float) -> None:
+        omega, displacement = self._importance_and_displacement()
+        now = budgets.drift(omega, displacement)
+        if now <= budget:
+            return
+        if not math.isfinite(now):
+            self.warn_once("A step led to weights that are not finite, so they are the source's again; lower lr.")
+            self.restore_source()
+            return
+        sizes = [theta.numel() for theta in self.parameters.values()]
+        back = budgets.held(omega, displacement, budget).to(next(iter(self.parameters.values())).device).split(sizes)
+        with torch.no_grad():
+            for (name, theta), moved in zip(self.parameters.items(), back, strict=True):
+                theta.copy_(self.source[name] + moved.view_as(theta))
+
+    def _importance_and_displacement(self) -> tuple[Tensor, Tensor]:
+        """Each as one vector, on the host and in double precision: one look at the device for all."""
+        with torch.no_grad():
+            omega, source, theta = (
+                torch.cat([values[name].flatten() for name in self.parameters])
+                for values in (self.importance, self.source, self.parameters)
+            )
+            both = torch.stack([omega, theta - source]).cpu().double()
+        return both[0], both[1]
+
+
+def _require_budget(budget: float, beta: float | None, made: Per | None) -> None:
+    in_range("budget", budget, low=0.0, open_low=True)
+    if beta is not None:
+        raise EataError(
+            f"budget={budget:g} takes the place of beta={beta:g}; give one of them. With a preset: "
+            'eata.preset("cifar10") | {"beta": None, "budget": 0.02}.'
+        )
+    if made != "sample":
+        raise EataError(
+            f"A budget is in nats, which needs a Fisher with per='sample', and this one has per={made!r}; compute it "
+            "with eata.fisher(net, images, per='sample')."
+        )
 
 
 def _warn_of_mismatch(made: Per | None, beta: float, per: Per | None) -> None:
