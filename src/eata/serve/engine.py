@@ -1,0 +1,325 @@
+"""The one writer: a thread that joins waiting requests to batches, predicts, adapts, and keeps versions."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from eata import functional
+from eata.adapter import Adapter
+from eata.errors import EataError, StateError
+from eata.methods import Source
+from eata.serve import share, watch
+from eata.serve.contract import Contract, Floats
+from eata.serve.history import FRESH, History, Point, Seen
+from eata.serve.metrics import Metrics
+from eata.serve.queue import Answer, Command, Job, Queue, Settings
+from eata.serve.refusal import Refusal
+from eata.serve.versions import Loss, Mark, Versions
+
+COMPARE = 16  # one batch in so many is shown to the source model too
+log = logging.getLogger("eata.serve")
+
+
+class Engine:
+    """Many may ask, one thread answers: only that thread ever touches the model.
+
+    Args:
+        model: an adapter.
+        contract: what the model takes.
+        settings: how requests become batches.
+        versions: where they are kept.
+        source: an untouched copy of the net, which every 16th batch is compared with; None compares nothing.
+    """
+
+    def __init__(
+        self, model: Adapter, contract: Contract, settings: Settings, versions: Versions, source: nn.Module | None
+    ) -> None:
+        self.model = model
+        self.contract = contract
+        self.settings = settings
+        self.versions = versions
+        self.metrics = Metrics()
+        self.history = History(len(contract.class_names))
+        self.mark = Mark()
+        self.loss: Loss | None = None
+        self._source = None if source is None else Source(source)
+        self._device = next(model.net.parameters()).device
+        self._queue = Queue(settings)
+        self._thread: threading.Thread | None = None
+        self._saved = Mark()
+        self._count = 0
+        self._alarms = watch.Alarms(model)
+        self.metrics.queue.set_function(lambda: self._queue.samples)
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Take the state folder, go on from its last save, and begin to answer."""
+        try:
+            opened = self.versions.open()
+            if opened is not None:
+                self.mark, self.loss = opened
+                self._load(self.mark.version)
+            self.versions.save(self.model.state_dict(), self.mark)
+            self._saved = self.mark
+        except BaseException:
+            self.versions.close()
+            raise
+        if self.loss is not None:
+            self.metrics.lost.inc(self.loss.batches)
+            self._event("lost", f"{self.loss} Going on from version {self.mark.version}.")
+        elif opened is not None:
+            self._event("start", f"Going on from version {self.mark.version}; nothing was lost.")
+        self._show()
+        self._thread = threading.Thread(target=self._run, name="eata-writer", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Answer what waits, save, and let go of the state folder."""
+        self._queue.close()
+        if self._thread is not None:
+            self._thread.join()
+        self.versions.close()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the writer runs."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are taken."""
+        return self.alive and not self._queue.closed
+
+    @property
+    def queued(self) -> int:
+        """Samples that wait."""
+        return self._queue.samples
+
+    # --- for the threads that ask ---------------------------------------------------------------------------------
+
+    def submit(self, values: Floats, client: str, version: int | None = None) -> Future[Answer]:
+        """Queue checked samples; a full queue raises a ``Refusal``."""
+        return self._queue.add(Job(values, client, version, time.monotonic(), Future())).future
+
+    def freeze(self, frozen: bool) -> Future[None]:
+        """Switch adaptation off, or on again."""
+
+        def run() -> None:
+            self.mark = dataclasses.replace(self.mark, frozen=frozen)
+            self._event("freeze" if frozen else "resume", f"Adaptation was switched {'off' if frozen else 'on'}.")
+
+        return self._queue.add(Command(run, Future())).future
+
+    def reset(self) -> Future[None]:
+        """Back to the source model, as a new version."""
+
+        def run() -> None:
+            self.model.reset()
+            self._next_version()
+            self._event("reset", f"Back to the source model, as version {self.mark.version}.")
+
+        return self._queue.add(Command(run, Future())).future
+
+    def rollback(self, version: int) -> Future[None]:
+        """Back to a kept version."""
+
+        def run() -> None:
+            left = self.mark.version
+            self._require_kept(version)
+            self._load(version)
+            self.mark = dataclasses.replace(self.mark, version=version)
+            self._event("rollback", f"Back from version {left} to {version}.")
+
+        return self._queue.add(Command(run, Future())).future
+
+    # --- the writer's thread --------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while work := self._queue.next():
+            if isinstance(work, Command):
+                self._obey(work)
+                continue
+            jobs = [job for job in work if job.future.set_running_or_notify_cancel()]  # those that gave up are gone
+            for version in {job.version for job in jobs} - {None}:
+                self._guarded([job for job in jobs if job.version == version], self._answer_pinned)
+            self._guarded([job for job in jobs if job.version is None], self._answer)
+        self._save()
+
+    def _obey(self, command: Command) -> None:
+        if not command.future.set_running_or_notify_cancel():
+            return
+        try:
+            command.run()
+            self.versions.acknowledge(self.mark)
+            self._save()
+            self._show()
+            command.future.set_result(None)
+        except Exception as problem:
+            if not isinstance(problem, EataError):
+                log.exception("a command failed")
+                problem = Refusal(500, f"It failed ({type(problem).__name__}); the server's log says more.")
+            command.future.set_exception(problem)
+
+    def _guarded(self, jobs: list[Job], answer: Callable[[list[Job]], None]) -> None:
+        """Answer jobs; whatever goes wrong is their answer, and the thread goes on."""
+        if not jobs:
+            return
+        try:
+            answer(jobs)
+        except Exception as problem:
+            if not isinstance(problem, Refusal):
+                log.exception("a batch failed")
+                self.metrics.failures.labels("batch").inc()
+                self._event("failure", f"A batch of {len(jobs)} requests failed: {type(problem).__name__}: {problem}")
+                problem = Refusal(500, f"The model failed on this batch ({type(problem).__name__}).")
+            for job in jobs:
+                if not job.future.done():
+                    job.future.set_exception(problem)
+
+    def _answer(self, jobs: list[Job]) -> None:
+        """Predict and learn; the answers leave as soon as the journal knows of the version behind them."""
+        clients = [job.client for job in jobs for _ in job.values]
+        held = share.held_back(clients, self.settings.share)
+        version = self.mark.version
+        stats = self.model.stats
+        steps, chosen = stats.steps, stats.backwards
+        began = time.monotonic()
+        logits = self._predict(torch.from_numpy(np.concatenate([job.values for job in jobs])), held)
+        seconds = time.monotonic() - began
+        if not self.mark.frozen:
+            self.mark = dataclasses.replace(self.mark, batches=self.mark.batches + 1)
+            if self.model.stats.steps != steps:
+                self._next_version()
+        self.versions.acknowledge(self.mark)
+        self._deliver(jobs, logits, version)
+        fresh = self.model.stats
+        self.metrics.step.observe(seconds)
+        self.metrics.steps.inc(fresh.steps - steps)
+        self.metrics.chosen.inc(fresh.backwards - chosen)
+        self.metrics.share.set(share.largest([client for client, out in zip(clients, held, strict=True) if not out]))
+        self.metrics.limited.inc(int(held.sum()))
+        learnt = 0 if self.mark.frozen else int((~held).sum())
+        self._after(jobs, logits, version, learnt, fresh.backwards - chosen)
+        if self.mark.batches - self._saved.batches >= self.settings.save_every:
+            self._save()
+
+    def _answer_pinned(self, jobs: list[Job]) -> None:
+        """Predict with a kept version, and put everything back."""
+        version = jobs[0].version
+        assert version is not None
+        x = torch.from_numpy(np.concatenate([job.values for job in jobs]))
+        everything = np.ones(len(x), bool)
+        if version == self.mark.version:
+            self._deliver(jobs, self._predict(x, everything), version)
+            return
+        self._require_kept(version)
+        now = self.model.state_dict()
+        try:
+            self._load(version)
+            logits = self._predict(x, everything)
+        finally:
+            self.model.load_state_dict(now)
+        self._deliver(jobs, logits, version)
+
+    def _predict(self, x: Tensor, held: np.ndarray[Any, np.dtype[np.bool_]]) -> Tensor:
+        """Logits of all, learning from those that are not held back; all are made by the weights of before."""
+        x = x.to(self._device)
+        if self.mark.frozen or held.all():
+            with self.model.frozen():
+                return self.model(x).cpu()
+        if not held.any():
+            return self.model(x).cpu()
+        rows = torch.from_numpy(held).to(self._device)
+        with self.model.frozen():
+            outside = self.model(x[rows])
+        inside = self.model(x[~rows])
+        logits = inside.new_empty((len(x), *inside.shape[1:]))
+        logits[rows], logits[~rows] = outside, inside
+        return logits.cpu()
+
+    def _deliver(self, jobs: list[Job], logits: Tensor, version: int) -> None:
+        found = logits.float().numpy()
+        finite = np.isfinite(found).all(1)
+        if not finite.all():
+            self._event("failure", f"{int((~finite).sum())} samples got no finite answer from version {version}.")
+        at = 0
+        for job in jobs:
+            rows = slice(at, at := at + len(job.values))
+            if finite[rows].all():
+                job.future.set_result(Answer(found[rows], version))
+            else:
+                job.future.set_exception(Refusal(500, f"Version {version} gave no finite answer."))
+
+    def _after(self, jobs: list[Job], logits: Tensor, version: int, learnt: int, chosen: int) -> None:
+        """What operators look at."""
+        metrics, samples = self.metrics, len(logits)
+        confidence, best = logits.softmax(1).max(1)
+        entropy = float(functional.entropy(logits).mean())
+        self._count += 1
+        metrics.batch.observe(samples)
+        metrics.batches.inc()
+        metrics.samples.inc(samples)
+        metrics.entropy.set(entropy)
+        values = [row for job in jobs for row in job.values][:FRESH]
+        seen = [Seen(*each, version) for each in zip(values, best.tolist(), confidence.tolist(), strict=False)]
+        point = Point(int(time.time()), samples, 1, entropy * samples, learnt, chosen, self._show(), self.mark.version)
+        self.history.add(point, seen)
+        for text in self._alarms.fresh(self.model):
+            metrics.alarms.inc()
+            self._event("alarm", text)
+        if self._source is not None and self._count % COMPARE == 1:
+            x = torch.from_numpy(np.concatenate([job.values for job in jobs])).to(self._device)
+            source = self._source(x).argmax(1).cpu()
+            metrics.disagreement.set(float((source != best).float().mean()))
+            self.history.compare(best.numpy(), source.numpy())
+
+    def _show(self) -> float | None:
+        """Put the mark and the drift into the metrics; gives the drift."""
+        drift = watch.drift(self.model)
+        if drift is not None:
+            self.metrics.drift.set(drift)
+        self.metrics.version.set(self.mark.version)
+        self.metrics.kept.set(len(self.versions.kept))
+        self.metrics.frozen.set(self.mark.frozen)
+        return drift
+
+    # --- versions -------------------------------------------------------------------------------------------------
+
+    def _next_version(self) -> None:
+        number = self.mark.highest + 1
+        self.mark = dataclasses.replace(self.mark, version=number, highest=number)
+
+    def _require_kept(self, version: int) -> None:
+        if all(kept.version != version for kept in self.versions.kept):
+            raise Refusal(404, f"There is no version {version}, or it is no longer kept.")
+
+    def _load(self, version: int) -> None:
+        try:
+            self.model.load_state_dict(self.versions.read(version))
+        except EataError as problem:
+            where = "" if self.versions.folder is None else f"{self.versions.folder}: "
+            raise StateError(f"{where}{problem}") from None
+
+    def _save(self) -> None:
+        """Keep this version. A full disk must not stop the answers; it is said, and the next save tries again."""
+        self._saved = self.mark
+        try:
+            self.versions.save(self.model.state_dict(), self.mark)
+        except OSError as problem:
+            self.metrics.failures.labels("save").inc()
+            self._event("failure", f"Version {self.mark.version} could not be saved: {problem}")
+
+    def _event(self, kind: str, text: str) -> None:
+        log.info(text)
+        self.history.event(kind, text)
