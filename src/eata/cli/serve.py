@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -92,6 +93,8 @@ def _listen(app: Any, host: str, port: int, proxy: str, timeout: float) -> None:
     """Answer until SIGTERM or Ctrl-C; then what was taken in is answered and saved."""
     import uvicorn
 
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s:     %(message)s")
+    app.state.engine.start()  # here, because what is wrong with a state folder is the caller's to mend
     uvicorn.run(
         app,
         host=host,

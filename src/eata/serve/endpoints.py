@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import time
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,7 @@ class Endpoints:
         """What the live page shows: the above, the last minutes as series, and the last images."""
         return {
             **await self.adaptation(),
+            "time": time.time(),
             "operated": self.operated,
             "classes": list(self.contract.class_names),
             "queue": self.engine.queued,

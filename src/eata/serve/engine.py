@@ -64,7 +64,9 @@ class Engine:
     # --- life -----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Take the state folder, go on from its last save, and begin to answer."""
+        """Take the state folder, go on from its last save, and begin to answer; nothing where that has been done."""
+        if self.alive:
+            return
         try:
             opened = self.versions.open()
             if opened is not None:
@@ -125,6 +127,7 @@ class Engine:
         """Back to the source model, as a new version."""
 
         def run() -> None:
+            self._save()  # the way back to what is left behind
             self.model.reset()
             self._next_version()
             self._event("reset", f"Back to the source model, as version {self.mark.version}.")
@@ -137,6 +140,7 @@ class Engine:
         def run() -> None:
             left = self.mark.version
             self._require_kept(version)
+            self._save()
             self._load(version)
             self.mark = dataclasses.replace(self.mark, version=version)
             self._event("rollback", f"Back from version {left} to {version}.")
@@ -321,5 +325,5 @@ class Engine:
             self._event("failure", f"Version {self.mark.version} could not be saved: {problem}")
 
     def _event(self, kind: str, text: str) -> None:
-        log.info(text)
+        log.log(logging.WARNING if kind in ("lost", "failure", "alarm") else logging.INFO, text)
         self.history.event(kind, text)
