@@ -107,7 +107,7 @@ def test_stopping_answers_what_waits_and_then_refuses(engine):
     futures: list[Future[Any]] = [ours.submit(images(8, number), "a") for number in range(3)]
     stopping = threading.Thread(target=ours.stop)
     stopping.start()
-    while not ours._queue.closed:
+    while ours.ready:
         time.sleep(0.01)
     with pytest.raises(Refusal, match="stopping"):
         ours.submit(images(1), "a")

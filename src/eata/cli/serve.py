@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from eata.errors import EataError
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from eata.adapter import Adapter
 
 GRACE = 5  # seconds beyond --timeout that open requests get when the server is told to stop
 
@@ -49,6 +43,10 @@ def serve(
     queue: Annotated[int, typer.Option(min=1, help="Most samples that wait; more get 429.")] = 512,
     timeout: Annotated[float, typer.Option(help="Seconds that a request may wait; then it gets 504.")] = 30.0,
     share: Annotated[float, typer.Option(help="Most of a step that one client may have; 1: no limit.")] = 1.0,
+    replicas: Annotated[
+        int,
+        typer.Option(min=0, help="Processes that predict, beside one that adapts (eata[ray]); 0: one in all."),
+    ] = 0,
     body: Annotated[float, typer.Option(help="Most megabytes in one request; more get 413.")] = 16.0,
 ) -> None:
     """Serve a model that adapts to what it is sent.
@@ -56,27 +54,23 @@ def serve(
     It speaks the Open Inference Protocol v2, takes image files at /predict, shows itself at /, and lists everything at
     /docs. Example: eata serve resnet26-bn-cifar10 --fisher clean-photos --state state --token SECRET
     """
-    import eata.models
     import eata.serve
+    from eata.serve.recipe import Recipe
 
     if "/" in (name := name or _name(model)):
         raise EataError(f"--name {name!r} can't have a slash: it is a part of an address.")
-    net = eata.models.load(model, weights=weights)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s:     %(message)s")
+    recipe = Recipe(model, weights, method, preset, lr, fisher, window, guard)
+    options: dict[str, Any] = {"name": name, "state": state, "batch": batch, "wait": wait, "queue": queue}
+    options |= {"timeout": timeout, "share": share, "save_every": save_every}
+    if replicas:
+        from eata.serve import replicas as ray_serve
+
+        ray_serve.run(recipe, replicas, options, token or None, body, host, port)
+        return
+    net = recipe.net()
     source = copy.deepcopy(net)
-    app = eata.serve.app(
-        _adapter(net, method, preset, lr, fisher, window, guard),
-        name=name,
-        source=source,
-        state=state,
-        token=token or None,
-        batch=batch,
-        wait=wait,
-        queue=queue,
-        timeout=timeout,
-        share=share,
-        save_every=save_every,
-        body=body,
-    )
+    app = eata.serve.app(recipe.adapter(net), source=source, token=token or None, body=body, **options)
     _listen(app, host, port, proxy, timeout)
 
 
@@ -93,7 +87,6 @@ def _listen(app: Any, host: str, port: int, proxy: str, timeout: float) -> None:
     """Answer until SIGTERM or Ctrl-C; then what was taken in is answered and saved."""
     import uvicorn
 
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s:     %(message)s")
     app.state.engine.start()  # here, because what is wrong with a state folder is the caller's to mend
     uvicorn.run(
         app,
@@ -105,41 +98,3 @@ def _listen(app: Any, host: str, port: int, proxy: str, timeout: float) -> None:
         access_log=False,
         server_header=False,
     )
-
-
-def _adapter(
-    net: nn.Module, method: str, preset: str, lr: float | None, fisher: Path | None, window: int, guard: bool
-) -> Adapter:
-    """The method around the net, in a window where batches matter, and guarded if asked for."""
-    import eata
-
-    kind = eata.method(method)
-    takes = inspect.signature(kind).parameters
-    config: dict[str, Any] = net.pretrained_cfg  # type: ignore[assignment]
-    name = preset or ("imagenet" if int(config["num_classes"]) >= 100 else "cifar10")
-    arguments: dict[str, Any] = dict(eata.preset(name, kind))
-    if lr is not None and "lr" in takes:
-        arguments["lr"] = lr
-    if "fisher" in takes:
-        arguments["fisher"] = _fisher(net, fisher, config, arguments["per"])
-    model: Adapter = kind(net, **arguments)
-    if window:
-        model = eata.Window(model, length=window)
-    if guard:
-        if not hasattr(eata, "Guard"):
-            raise EataError("--guard needs a newer eata, which has eata.Guard; leave it out for now.")
-        model = eata.Guard(model)
-    return model
-
-
-def _fisher(net: nn.Module, folder: Path | None, config: dict[str, Any], per: Any) -> Any:
-    import eata
-    from eata.importance import BATCH
-
-    if folder is None:
-        raise EataError(
-            "EATA needs clean images, to know which weights to hold: pass a few hundred with --fisher FOLDER, or take "
-            "--method eta, which needs none."
-        )
-    stream = eata.data.load(f"folder:{folder}", size=int(config["input_size"][-1]))
-    return eata.fisher(net, stream.batches(BATCH, mean=config["mean"], std=config["std"]), per=per)

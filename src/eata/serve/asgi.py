@@ -70,17 +70,13 @@ def app(
     >>> server.title
     'eata serve: digits'
     """
-    for label, value, low in (("batch", batch, 1), ("queue", queue, batch), ("save_every", save_every, 1)):
-        in_range(label, value, low=low)
-    in_range("wait", wait, low=0)
-    in_range("timeout", timeout, low=0, open_low=True)
-    in_range("share", share, low=0, high=1, open_low=True)
     in_range("body", body, low=0, open_low=True)
-    settings = Settings(batch, wait / 1000, queue, timeout, share, save_every)
+    settings = Settings.checked(
+        batch=batch, wait=wait, queue=queue, timeout=timeout, share=share, save_every=save_every
+    )
     contract = Contract.of(model.net, name, batch)
     versions = Versions(None if state is None else Path(state))
-    engine = Engine(model, contract, settings, versions, source)
-    return build(engine, token, round(body * MEGABYTE))
+    return build(Engine(model, contract, settings, versions, source), token, round(body * MEGABYTE))
 
 
 def build(engine: Engine, token: str | None, body: int) -> FastAPI:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
-import time
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 
 import eata
-from eata.serve import metrics, pictures, protocol, share, watch
+from eata.serve import metrics, pictures, protocol, share
 from eata.serve.contract import Floats
 from eata.serve.engine import Engine
 from eata.serve.queue import Answer
@@ -127,32 +125,11 @@ class Endpoints:
 
     async def adaptation(self) -> dict[str, Any]:
         """What adaptation does: stats, drift, events, versions."""
-        engine, mark = self.engine, self.engine.mark
-        lost = None if engine.loss is None else dataclasses.asdict(engine.loss)
-        return {
-            "model": self.contract.name,
-            "method": watch.method(engine.model),
-            "version": mark.version,
-            "batches": mark.batches,
-            "frozen": mark.frozen,
-            "stats": dataclasses.asdict(engine.model.stats),
-            "drift": watch.drift(engine.model),
-            "lost": lost,
-            "versions": [dataclasses.asdict(kept) for kept in engine.versions.kept],
-            "events": [dataclasses.asdict(event) for event in engine.history.events],
-        }
+        return await run_in_threadpool(self.engine.report, "adaptation")
 
     async def live_data(self) -> dict[str, Any]:
         """What the live page shows: the above, the last minutes as series, and the last images."""
-        return {
-            **await self.adaptation(),
-            "time": time.time(),
-            "operated": self.operated,
-            "classes": list(self.contract.class_names),
-            "queue": self.engine.queued,
-            "series": self.engine.history.series(),
-            "images": await run_in_threadpool(self._images),
-        }
+        return {**await run_in_threadpool(self.engine.report, "live"), "operated": self.operated}
 
     async def freeze(self) -> dict[str, Any]:
         """Switch adaptation off: predict only."""
@@ -208,7 +185,7 @@ class Endpoints:
             raise Refusal(504, f"The model was busy for {self.engine.settings.timeout:g} seconds; nothing was learnt.")
         return await waiting
 
-    async def _obeyed(self, future: Future[None]) -> dict[str, Any]:
+    async def _obeyed(self, future: Future[Any]) -> dict[str, Any]:
         await asyncio.wrap_future(future)
         return await self.adaptation()
 
@@ -222,17 +199,6 @@ class Endpoints:
         order = shares.argsort()[::-1][:TOP].tolist()
         top = [{"class": self.contract.class_names[at], "confidence": round(float(shares[at]), 6)} for at in order]
         return {"index": order[0], **top[0], "top": top}
-
-    def _images(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "image": pictures.thumbnail(self.contract.pixels(seen.values)),
-                "class": self.contract.class_names[seen.best],
-                "confidence": round(seen.confidence, 4),
-                "version": seen.version,
-            }
-            for seen in self.engine.history.images
-        ]
 
 
 def _plain(text: str | None) -> str:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from eata import functional
 from eata.adapter import Adapter
 from eata.errors import EataError, StateError
 from eata.methods import Source
-from eata.serve import share, watch
+from eata.serve import report, share, watch
 from eata.serve.contract import Contract, Floats
 from eata.serve.history import FRESH, History, Point, Seen
 from eata.serve.metrics import Metrics
@@ -114,27 +114,27 @@ class Engine:
         """Queue checked samples; a full queue raises a ``Refusal``."""
         return self._queue.add(Job(values, client, version, time.monotonic(), Future())).future
 
-    def freeze(self, frozen: bool) -> Future[None]:
+    def freeze(self, frozen: bool) -> Future[Any]:
         """Switch adaptation off, or on again."""
 
         def run() -> None:
             self.mark = dataclasses.replace(self.mark, frozen=frozen)
-            self._event("freeze" if frozen else "resume", f"Adaptation was switched {'off' if frozen else 'on'}.")
+            self._changed("freeze" if frozen else "resume", f"Adaptation was switched {'off' if frozen else 'on'}.")
 
         return self._queue.add(Command(run, Future())).future
 
-    def reset(self) -> Future[None]:
+    def reset(self) -> Future[Any]:
         """Back to the source model, as a new version."""
 
         def run() -> None:
             self._save()  # the way back to what is left behind
             self.model.reset()
             self._next_version()
-            self._event("reset", f"Back to the source model, as version {self.mark.version}.")
+            self._changed("reset", f"Back to the source model, as version {self.mark.version}.")
 
         return self._queue.add(Command(run, Future())).future
 
-    def rollback(self, version: int) -> Future[None]:
+    def rollback(self, version: int) -> Future[Any]:
         """Back to a kept version."""
 
         def run() -> None:
@@ -143,9 +143,21 @@ class Engine:
             self._save()
             self._load(version)
             self.mark = dataclasses.replace(self.mark, version=version)
-            self._event("rollback", f"Back from version {left} to {version}.")
+            self._changed("rollback", f"Back from version {left} to {version}.")
 
         return self._queue.add(Command(run, Future())).future
+
+    def snapshot(self) -> Future[tuple[Mark, dict[str, Tensor]]]:
+        """The version that is served, and its parameters: of one moment, between two batches."""
+
+        def run() -> tuple[Mark, dict[str, Tensor]]:
+            return self.mark, {name: value.detach().clone() for name, value in self.model.net.named_parameters()}
+
+        return self._queue.add(Command(run, Future())).future
+
+    def report(self, kind: Literal["adaptation", "live"]) -> dict[str, Any]:
+        """What there is to tell, for programs or for the live page."""
+        return report.live(self) if kind == "live" else report.adaptation(self)
 
     # --- the writer's thread --------------------------------------------------------------------------------------
 
@@ -164,11 +176,7 @@ class Engine:
         if not command.future.set_running_or_notify_cancel():
             return
         try:
-            command.run()
-            self.versions.acknowledge(self.mark)
-            self._save()
-            self._show()
-            command.future.set_result(None)
+            command.future.set_result(command.run())
         except Exception as problem:
             if not isinstance(problem, EataError):
                 log.exception("a command failed")
@@ -323,6 +331,13 @@ class Engine:
         except OSError as problem:
             self.metrics.failures.labels("save").inc()
             self._event("failure", f"Version {self.mark.version} could not be saved: {problem}")
+
+    def _changed(self, kind: str, text: str) -> None:
+        """An operator's hand was at work: say so, and save it at once."""
+        self.versions.acknowledge(self.mark)
+        self._save()
+        self._show()
+        self._event(kind, text)
 
     def _event(self, kind: str, text: str) -> None:
         log.log(logging.WARNING if kind in ("lost", "failure", "alarm") else logging.INFO, text)

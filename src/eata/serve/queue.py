@@ -8,8 +8,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from eata.adapter import in_range
 from eata.serve.contract import Floats
 from eata.serve.refusal import Refusal
 
@@ -33,6 +34,20 @@ class Settings:
     timeout: float = 30.0
     share: float = 1.0
     save_every: int = 20
+
+    @classmethod
+    def checked(cls, *, batch: int, wait: float, queue: int, timeout: float, share: float, save_every: int) -> Settings:
+        """The same, with ``wait`` in milliseconds, as a user gives it; raises for what makes no sense.
+
+        >>> Settings.checked(batch=8, wait=5.0, queue=64, timeout=1.0, share=1.0, save_every=20).wait
+        0.005
+        """
+        for name, value, low in (("batch", batch, 1), ("queue", queue, batch), ("save_every", save_every, 1)):
+            in_range(name, value, low=low)
+        in_range("wait", wait, low=0)
+        in_range("timeout", timeout, low=0, open_low=True)
+        in_range("share", share, low=0, high=1, open_low=True)
+        return cls(batch, wait / 1000, queue, timeout, share, save_every)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +73,8 @@ class Job:
 class Command:
     """Something to be done between two batches."""
 
-    run: Callable[[], None]
-    future: Future[None]
+    run: Callable[[], Any]
+    future: Future[Any]
 
 
 Work = TypeVar("Work", Job, Command)
