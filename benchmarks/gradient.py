@@ -25,6 +25,9 @@ from torch.nn import functional as F
 import eata
 from benchmarks.textbook import configure, entropy
 from eata import rows
+from eata.inputs import Inputs
+from eata.norm import Statistics
+from eata.passes import Runner
 
 FRACTIONS = (1 / 64, 3 / 64, 0.25, 0.5, 0.75)
 CORRUPTIONS = ("gaussian_noise", "defocus_blur", "fog", "contrast", "jpeg_compression")
@@ -46,8 +49,7 @@ def compare(net: nn.Module, parameters: list[nn.Parameter], x: Tensor, chosen: i
     index = entropy(logits.detach()).argsort()[:chosen].sort().values
     textbook = vector(torch.autograd.grad(loss_of(logits[index]), parameters))
     engine = rows.Engine()
-    found = engine.gradients(engine.forward(net, lambda: net(x)), index, loss_of, parameters)
-    ours = vector(found)
+    ours = vector(Runner(net, engine)(Inputs(x), Statistics(prior=0), parameters).gradients(index, loss_of))
     stored = len(x) if engine.rows is None else engine.rows.count
     return float(F.cosine_similarity(ours, textbook, 0)), float(ours.norm() / textbook.norm()), stored
 

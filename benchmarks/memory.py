@@ -16,6 +16,7 @@ import json
 import resource
 import subprocess
 import sys
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,9 @@ from torch import Tensor, nn
 from benchmarks import textbook
 from benchmarks.nets import resnet50
 from eata import rows
+from eata.inputs import Inputs
+from eata.norm import Statistics
+from eata.passes import Runner
 
 SIDES = ("stock", "ours", "ours, lean")
 
@@ -45,25 +49,25 @@ def run(side: str, batch: int, hooks: bool) -> dict[str, object]:
     x = torch.randn(batch, 3, 224, 224)
     before = held()
     seen: dict[int, Tensor] = {}
-    engine = rows.Engine(lean=side == "ours, lean")
+    ours = Runner(net, rows.Engine(lean=side == "ours, lean"))
 
     def pack(t: Tensor) -> Tensor:
         seen[t.untyped_storage().data_ptr()] = t
         return t
 
-    def forward() -> Tensor:
-        return net(x) if side == "stock" else engine.forward(net, lambda: net(x))
+    def forward() -> Any:
+        return net(x) if side == "stock" else ours(Inputs(x), Statistics(prior=0), parameters)
 
     if hooks:
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-            logits = forward()
+            made = forward()
+        del made
         return {"saved": saved_bytes(net, seen)}
-    logits = forward()
-    index = torch.arange(batch)
+    made, index = forward(), torch.arange(batch)
     if side == "stock":
-        gradients = torch.autograd.grad(textbook.entropy(logits[index]).mean(), parameters)
+        gradients = torch.autograd.grad(textbook.entropy(made[index]).mean(), parameters)
     else:
-        gradients = engine.gradients(logits, index, lambda z: textbook.entropy(z).mean(), parameters)
+        gradients = made.gradients(index, lambda z: textbook.entropy(z).mean())
     flat = torch.cat([g.flatten() for g in gradients if g is not None])
     return {"peak": held() - before, "gradient": flat.tolist()}
 

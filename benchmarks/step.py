@@ -25,8 +25,9 @@ import eata
 from benchmarks import textbook
 from benchmarks.nets import resnet50
 from eata import allocator, norm
-from eata.adapter import Choice
+from eata.gradient import Choice
 from eata.models import ResNet26
+from eata.passes import Pass
 
 FRACTIONS = (0.25, 0.38, 0.5, 0.75, 1.0)
 
@@ -36,11 +37,11 @@ class Pinned(eata.EATA):
 
     chosen = 0
 
-    def select(self, logits: Tensor) -> Choice:
+    def select(self, batch: Pass) -> Choice:
         """The first rows."""
-        choice = super().select(logits)
+        choice = super().select(batch)
         index = torch.arange(self.chosen)
-        return Choice(index, logits.new_ones(self.chosen), choice.reliable)
+        return Choice(index, batch.logits.new_ones(self.chosen), choice.reliable)
 
 
 def ours(net: nn.Module, chosen: int, **arguments: object) -> Pinned:

@@ -53,7 +53,7 @@ def adapter(net: nn.Module, share: float) -> eata.ETA:
         model.e0 = 1.0
         choice = select(logits)
         count = round(share * len(logits))
-        return eata.adapter.Choice(choice.index[:count], choice.weight[:count], choice.reliable)
+        return eata.Choice(choice.index[:count], choice.weight[:count], choice.reliable)
 
     model.select = choose  # type: ignore[method-assign]
     return model
@@ -170,7 +170,7 @@ def differences(weights: Path | None, corruption: str, length: int, limit: int) 
         exact.clear()
         with torch.no_grad():
             net(images[number + 1 - length : number + 1])
-        probes.append(list(_compared(window._statistics_by_layer, exact)))
+        probes.append(list(_compared(window.remembered.statistics_by_layer, exact)))
     return torch.tensor(probes)
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 import eata
 from eata import state
-from eata.adapter import logits_of
+from eata.inputs import logits_of
 
 
 def trees_equal(a, b) -> bool:
@@ -130,7 +130,7 @@ def test_a_gradient_that_is_not_finite_is_no_step(trained, stream):
         model(stream([8])[0])
     after = model.state_dict()
     assert after["stats"]["steps"] == after["stats"]["backwards"] == 0
-    assert after["average"] is None
+    assert after["memory"]["average"] is None
     assert trees_equal(before["parameters"], after["parameters"])
     assert trees_equal(before["optimizer"], after["optimizer"])
 
@@ -403,7 +403,7 @@ def test_a_net_is_wrapped_once_at_a_time(trained, digits):
         eata.fisher(net, digits[0][:64])
     del model  # a forgotten adapter gives the net back as well
     again = eata.ETA(net)
-    assert again.net[1].running_mean is None
+    assert again.unwrap() is net
 
 
 def test_frozen_predicts_only(trained, stream, digits):
@@ -471,3 +471,100 @@ def test_importing_eata_is_quick():
     heavy = {"kornia", "sklearn", "matplotlib", "timm", "jinja2", "typer", "scipy"}
     code = f"import sys, eata; print(sorted({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"
+
+
+# --- found by review ------------------------------------------------------------------------------------------------
+
+
+def test_a_constructor_that_fails_leaves_the_net_as_it_was(trained, digits):
+    net = trained()
+    before = copy.deepcopy(net.state_dict())
+
+    def bad(parameters):
+        raise KeyError("no such optimizer")
+
+    with pytest.raises(KeyError) as caught:  # the traceback still holds the half-made adapter
+        eata.Tent(net, optimizer=bad)
+    assert eata.check(net) == []
+    assert net.training
+    assert all(p.requires_grad for p in net.parameters())
+    assert trees_equal(dict(net.state_dict()), dict(before))
+    eata.Tent(net)
+    del caught
+
+
+def test_a_copy_and_the_state_dict_of_a_wrapped_net_are_whole(trained, stream):
+    net = trained()
+    names = list(net.state_dict())
+    model = eata.Tent(net, lr=0.1)
+    x = stream([16])[0]
+    model(x)
+    assert list(net.state_dict()) == names
+    copied = copy.deepcopy(net)
+    source = eata.Source(copied)
+    plain = trained()
+    plain.load_state_dict(net.state_dict())
+    torch.testing.assert_close(source(x), plain.eval()(x).detach())
+
+
+@pytest.mark.parametrize("norm", ["bn", "gn"])
+def test_a_snapshot_is_a_net_of_its_own_that_predicts_as_the_adapter_does(norm, trained, stream):
+    model = eata.Tent(trained(norm), lr=0.1)
+    x, y, z = stream([32, 32, 32])
+    model(x)
+    net = model.snapshot(y) if norm == "bn" else model.snapshot()
+    with model.frozen():
+        torch.testing.assert_close(net(y), model(y), atol=1e-5, rtol=1e-4)
+    before = net(y)
+    model(z)
+    assert torch.equal(net(y), before)
+    assert not net.training
+    exported = torch.export.export(net, (y,)).module()
+    torch.testing.assert_close(exported(y), before, atol=1e-5, rtol=1e-4)
+    if norm == "bn":
+        with pytest.raises(eata.EataError, match=r"model\.snapshot\(x\)"):
+            model.snapshot()
+        mixed = eata.BN(trained(), prior=16)
+        torch.testing.assert_close(mixed.snapshot(y)(y), mixed(y), atol=1e-5, rtol=1e-4)
+
+
+def test_what_is_saved_is_what_is_used(trained, digits, stream):
+    model = make_eata(trained(), digits)
+    model.e0, model.lr = 0.9, 0.02
+    saved = model.state_dict()
+    assert (saved["settings"]["e0"], saved["settings"]["lr"]) == (0.9, 0.02)
+    with pytest.raises(eata.StateError, match=r"saved with lr=0\.02"):
+        make_eata(trained(), digits, e0=0.9).load_state_dict(saved)
+    with pytest.raises(eata.StateError, match=r"saved with e0=0\.9"):
+        make_eata(trained(), digits, lr=0.02).load_state_dict(saved)
+    other = make_eata(trained(), digits, e0=0.9, lr=0.02)
+    other.load_state_dict(saved)
+    for x in stream([16, 16]):
+        assert torch.equal(model(x), other(x))
+
+
+def test_the_optimizers_kind_belongs_to_the_state(trained, stream):
+    adam = eata.Tent(trained(), optimizer=lambda p: torch.optim.Adam(p, 0.01))
+    adam(stream([16])[0])
+    sgd = eata.Tent(trained(), lr=0.01)
+    before = copy.deepcopy(sgd.state_dict())
+    with pytest.raises(eata.StateError, match=r"saved with optimizer='Adam\(.*has optimizer='SGD\("):
+        sgd.load_state_dict(adam.state_dict())
+    assert trees_equal(before, sgd.state_dict())
+    nesterov = eata.Tent(trained(), optimizer=lambda p: torch.optim.SGD(p, 0.01, momentum=0.9, nesterov=True))
+    with pytest.raises(eata.StateError, match="nesterov=True"):
+        nesterov.load_state_dict(sgd.state_dict())
+
+
+def test_arguments_after_the_net_are_named(trained):
+    with pytest.raises(TypeError):
+        eata.Tent(trained(), 0.01)
+    with pytest.raises(TypeError):
+        eata.EATA(trained(), {}, 5.0)
+    with pytest.raises(TypeError, match="learning_rate"):
+        eata.ETA(trained(), learning_rate=0.1)
+
+
+def test_a_preset_gives_each_method_its_own_learning_rate():
+    assert eata.preset("digits", eata.TTT)["lr"] == 0.001
+    assert eata.preset("digits", eata.Tent)["lr"] == 0.05

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 import eata
-from eata.adapter import Choice
+from eata.gradient import Choice
 
 
 def naive_forward(net, window, length, prior=0.0):
@@ -68,6 +69,20 @@ def test_the_exact_window_is_the_papers(trained, stream):
     assert model.stats.forwards == sum(min(i + 1, 5) for i in range(12))
 
 
+class Spy(TorchFunctionMode):
+    """Tells what torch.batch_norm is given: x, weight, bias, running mean and variance."""
+
+    def __init__(self, tell):
+        super().__init__()
+        self.tell = tell
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.batch_norm:
+            x, weight, bias, mean, variance, *rest = args
+            self.tell(x, mean.clone(), variance.clone(), weight, bias, *rest)
+        return func(*args, **(kwargs or {}))
+
+
 def test_the_first_layers_statistics_equal_the_exact_windows(trained, stream):
     net = trained()
     first, second = (m for m in net if isinstance(m, nn.BatchNorm2d))
@@ -75,24 +90,19 @@ def test_the_first_layers_statistics_equal_the_exact_windows(trained, stream):
     model = eata.Window(eata.Tent(net, lr=1e-12), length=8)
     images = singles(stream, 30, torch.float32)
     seen = {}
-    normalize = type(model._layers[0]).normalize
 
-    def spy(layer, x, mean, variance):
-        seen[layer.module] = (mean.clone(), variance.clone())
-        return normalize(layer, x, mean, variance)
+    def spy(x, running_mean, running_var, weight, bias, eps, *rest):
+        seen[id(weight)] = (running_mean, running_var)
 
-    type(model._layers[0]).normalize = spy
-    try:
+    with Spy(spy):
         for i, image in enumerate(images):
             model(image[None])
-            if i >= 8 and model._since_step:  # full; not overwritten by the gradient step
+            if i >= 8 and model.since_step:  # full; not overwritten by the gradient step
                 window = conv(torch.stack(images[i - 7 : i + 1])).detach().double()
-                mean, variance = seen[first]
+                mean, variance = seen[id(first.weight)]
                 torch.testing.assert_close(mean.double(), window.mean((0, 2, 3)), rtol=0, atol=1e-6)
                 torch.testing.assert_close(variance.double(), window.var((0, 2, 3), correction=0), rtol=1e-6, atol=1e-6)
-    finally:
-        type(model._layers[0]).normalize = normalize
-    assert second in seen
+    assert id(second.weight) in seen
 
 
 def test_statistics_far_from_zero_lose_nothing(stream):
@@ -210,7 +220,7 @@ def test_the_cached_step_is_on_the_chosen_with_batch_norms_own_gradient(trained,
     inner = eata.Tent(net, lr=0.05)
     chosen = [0, 2, 3, 7]
     weights = torch.tensor([1.0, 2.0, 1.5, 1.2], dtype=torch.float64)
-    inner.select = lambda logits: eata.adapter.Choice(torch.tensor(chosen), weights, 5)
+    inner.select = lambda batch: Choice(torch.tensor(chosen), weights, 5)
     model = eata.Window(inner, length=8)
     images = torch.stack(singles(stream, 8))
     for image in images:
@@ -299,6 +309,7 @@ def test_frozen_changes_nothing(trained, stream):
         model(images[7][None])
         assert torch.equal(model(images[6][None]), first)
     after = model.state_dict()
+    before, after = before["memory"], after["memory"]
     assert torch.equal(before["moments"], after["moments"])
     assert torch.equal(before["average"], after["average"])
     assert (before["count"], before["next"], before["since_step"]) == (4, 2, 2)
@@ -398,11 +409,11 @@ def test_an_overflow_stays_out_of_the_window(trained, stream):
     images = singles(stream, 8, torch.float32)
     for image in images[:5]:
         model(image[None])
-    moments, average = model._moments.clone(), model._average.clone()
+    moments, average = model.moments.clone(), model.average.clone()
     with pytest.warns(UserWarning, match="stay out of the window"):
         model(torch.full((1, 1, 8, 8), 3e38))
-    assert torch.equal(model._moments, moments)
-    assert torch.equal(model._average, average)
+    assert torch.equal(model.moments, moments)
+    assert torch.equal(model.average, average)
     assert torch.isfinite(model(images[5][None])).all()
     bad = torch.full((1, 1, 8, 8), float("nan"))
     assert torch.isnan(model(bad)).all()
@@ -442,7 +453,7 @@ def test_a_state_of_other_settings_or_method_is_refused(trained, stream):
         eata.Window(eata.Tent(trained(), lr=0.05), length=5).load_state_dict(saved)
     with pytest.raises(ValueError, match="Tent"):
         eata.Window(eata.BN(trained()), length=4).load_state_dict(saved)
-    del saved["average"]
+    del saved["memory"]["average"]
     with pytest.raises(ValueError, match="no 'average', so it is of another version"):
         eata.Window(eata.Tent(trained(), lr=0.05), length=4).load_state_dict(saved)
 
@@ -456,6 +467,63 @@ def test_a_layer_used_twice_is_refused_by_the_cache_only(stream):
         def forward(self, x):
             return self.linear(self.norm(torch.relu(self.norm(x))))
 
-    with pytest.raises(RuntimeError, match="exact=True"):
+    with pytest.raises(eata.EataError, match="exact=True"):
         eata.Window(eata.BN(Twice()), length=4)(torch.randn(1, 2))
     assert eata.Window(eata.BN(Twice()), length=4, exact=True)(torch.randn(1, 2)).shape == (1, 2)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_the_inner_models_frozen_counts(trained, stream, exact):
+    inner = eata.Tent(trained(), lr=0.05)
+    model = eata.Window(inner, length=4, exact=exact)
+    images = singles(stream, 12, torch.float32)
+    for image in images[:6]:
+        model(image[None])
+    steps, next_place = model.stats.steps, model.next
+    with inner.frozen():
+        for image in images[6:]:
+            model(image[None])
+    assert (model.stats.steps, model.next) == (steps, next_place)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_sample_that_fails_is_not_counted(trained, stream, exact):
+    model = eata.Window(eata.Tent(trained(), lr=0.05), length=4, exact=exact)
+    images = singles(stream, 8, torch.float32)
+    for image in images[:3]:
+        model(image[None])
+    before = copy.deepcopy(model.state_dict()["memory"])
+    with pytest.raises(eata.InputError):
+        model(torch.zeros(1, 3, 8, 8))
+    after = model.state_dict()["memory"]
+    assert (before["since_step"], before["next"], before["count"]) == (3, 3, 3)
+    assert (after["since_step"], after["next"], after["count"]) == (3, 3, 3)
+    model(images[3][None])
+    assert model.stats.steps == 1
+
+
+def test_a_layer_with_an_activation_of_its_own_keeps_it(stream):
+    """As timm's BatchNormAct2d: a BatchNorm whose forward does more than normalize."""
+
+    class Activated(nn.BatchNorm2d):
+        def forward(self, x):
+            return super().forward(x).relu()
+
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), Activated(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+    model = eata.Window(eata.BN(net, prior=0), length=4)
+    x = stream([4])[0]
+    torch.testing.assert_close(model(x), eata.BN(copy.deepcopy(net), prior=0)(x))
+
+
+def test_a_snapshot_of_a_window_has_its_statistics(trained, stream):
+    model = eata.Window(eata.Tent(trained(), lr=0.05), length=4)
+    images = singles(stream, 9, torch.float32)
+    for image in images:
+        model(image[None])
+    net = model.snapshot()
+    with model.frozen():
+        torch.testing.assert_close(net(images[-1][None]), model(images[-1][None]), atol=1.0, rtol=1.0)
+    first = next(m for m in net if isinstance(m, nn.BatchNorm2d))
+    window = net[0](torch.stack(images[-4:])).detach()
+    torch.testing.assert_close(first.running_mean, window.mean((0, 2, 3)), atol=1e-5, rtol=1e-4)

@@ -2,10 +2,13 @@
 
 from eata import data, functional, models
 from eata.adapter import Adapter, Stats
+from eata.check import check
 from eata.errors import EataError, InputError, StateError
-from eata.importance import fisher, in_distribution
+from eata.gradient import Choice, GradientAdapter
+from eata.importance import Fisher, fisher, in_distribution
+from eata.inputs import Inputs
 from eata.methods import BN, EATA, ETA, MEMO, TTT, Augment, Source, Tent, method, preset
-from eata.norm import check
+from eata.passes import Pass
 from eata.window import Window
 
 __all__ = [
@@ -16,8 +19,13 @@ __all__ = [
     "TTT",
     "Adapter",
     "Augment",
+    "Choice",
     "EataError",
+    "Fisher",
+    "GradientAdapter",
     "InputError",
+    "Inputs",
+    "Pass",
     "Source",
     "StateError",
     "Stats",

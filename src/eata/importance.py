@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import random
 import sys
 import warnings
@@ -16,8 +15,9 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from eata import functional, norm
-from eata.adapter import logits_of
+from eata.check import nothing_to_adapt
 from eata.errors import EataError
+from eata.inputs import logits_of
 
 BATCH = 64  # the paper's
 Per = Literal["sample", "batch"]
@@ -27,13 +27,13 @@ class Fisher(dict[str, Tensor]):
     """Importance omega by parameter name, with how it was made.
 
     Attributes:
-        per: ``"sample"`` (Eq. 9 as written) or ``"batch"`` (the authors' program).
+        per: ``"sample"`` (Eq. 9 as written), ``"batch"`` (the authors' program), or None where nobody knows.
 
     >>> Fisher({"0.weight": torch.ones(2)}, per="sample").per
     'sample'
     """
 
-    def __init__(self, omega: Mapping[str, Tensor], per: Per) -> None:
+    def __init__(self, omega: Mapping[str, Tensor], per: Per | None) -> None:
         super().__init__(omega)
         self.per = per
 
@@ -70,7 +70,7 @@ def fisher(net: nn.Module, images: Tensor | Iterable[Any], *, samples: int = 200
     norm.require_unwrapped(net)
     names = norm.affine_parameters(net)
     if not names:
-        raise EataError(f"There is no parameter whose importance could be measured. {norm.check(net)[0]}")
+        raise EataError(f"There is no parameter whose importance could be measured. {nothing_to_adapt(net)}")
     if per == "sample" and norm.lacks_running_statistics(net):
         per = "batch"
         warnings.warn(
@@ -79,9 +79,9 @@ def fisher(net: nn.Module, images: Tensor | Iterable[Any], *, samples: int = 200
             UserWarning,
             stacklevel=2,
         )
-    prepared = norm.Prepared(net, "eata.fisher", 0 if per == "batch" else math.inf)
+    prepared = norm.Prepared(net, "eata.fisher")
     try:
-        with torch.inference_mode(False), torch.enable_grad(), _random_state_kept():
+        with torch.inference_mode(False), torch.enable_grad(), _random_state_kept(), _statistics(net, per):
             for parameter in names.values():
                 parameter.requires_grad_(True)
             omega = _mean_squares(net, _batches(images, samples), names, per)
@@ -93,6 +93,16 @@ def fisher(net: nn.Module, images: Tensor | Iterable[Any], *, samples: int = 200
                 f"The importance of '{name}' is not finite: there is NaN or infinity in the images or the net."
             )
     return Fisher(omega, per)
+
+
+def _statistics(net: nn.Module, per: Per) -> contextlib.AbstractContextManager[Any]:
+    """The batch's or the source's, as the kind of importance asks."""
+    if per == "sample":
+        return contextlib.nullcontext()
+    layers = norm.batch_norm_layers(net)
+    if norm.is_compiled(net):
+        return norm.without_running_statistics(layers)
+    return norm.Normalizing(layers, norm.Statistics(prior=0))
 
 
 def _mean_squares(
@@ -134,7 +144,7 @@ def in_distribution(net: nn.Module, images: Tensor, keep: float | int) -> Tensor
     number = round(keep * len(images)) if isinstance(keep, float) else keep
     if not 1 <= number <= len(images):
         raise EataError(f"keep={keep} of {len(images)} images leaves {number}; keep between 1 and all of them.")
-    prepared = norm.Prepared(net, "eata.in_distribution", math.inf)
+    prepared = norm.Prepared(net, "eata.in_distribution")
     try:
         with torch.no_grad():
             scores = torch.cat([functional.energy(logits_of(net(x))) for x in torch.split(images, BATCH)])

@@ -1,28 +1,42 @@
-"""The normalization layers of a net: find them, let them use the batch's statistics, and put everything back.
+"""The normalization layers of a net: find them, say by which statistics they normalize, and put everything back.
 
 Adaptation touches nothing else. Dropout, stochastic depth and the rest stay in eval mode, whatever the caller's mode.
+
+Statistics are chosen for one forward pass at a time, from outside: `Normalizing` sees each call of BatchNorm while the
+net runs, and asks its `Statistics` what to normalize by. The layers and their buffers stay as they are, so a copy of
+the net, or its state_dict, is whole at any time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import weakref
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
-from torch.utils.hooks import RemovableHandle
+from torch.overrides import TorchFunctionMode
 
 from eata.errors import EataError
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+BatchNorm = _BatchNorm  # BatchNorm1d/2d/3d, SyncBatchNorm and what derives from them
 LAYERS = (_NormBase, nn.GroupNorm, nn.LayerNorm)  # _NormBase: BatchNorm1d/2d/3d, SyncBatchNorm, InstanceNorm1d/2d/3d
 
 TINY = 1e-12  # keeps 1 / deviation finite
 
 _wrapped: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+
+
+# --- the layers -------------------------------------------------------------------------------------------------------
 
 
 def normalization_layers(net: nn.Module) -> dict[str, nn.Module]:
@@ -51,95 +65,97 @@ def affine_parameters(net: nn.Module, layers: int | None = None) -> dict[str, nn
 
 def has_batch_norm(net: nn.Module) -> bool:
     """Whether any layer's statistics couple the samples of a batch."""
-    return any(isinstance(module, _BatchNorm) for module in net.modules())
+    return any(isinstance(module, BatchNorm) for module in net.modules())
 
 
 def lacks_running_statistics(net: nn.Module) -> bool:
     """Whether some BatchNorm layer always normalizes by its batch, for want of running statistics."""
-    return any(isinstance(module, _BatchNorm) and module.running_mean is None for module in net.modules())
+    return any(isinstance(module, BatchNorm) and module.running_mean is None for module in net.modules())
+
+
+def is_compiled(net: nn.Module) -> bool:
+    """Whether some part is compiled: it runs as one opaque kernel, in which no layer can be seen."""
+    return any(hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) is not None for m in net.modules())
+
+
+class Layer:
+    """A BatchNorm layer that has running statistics, those of the source.
+
+    Attributes:
+        name: in the net.
+        index: among the net's BatchNorm layers.
+        module: the layer itself.
+        channels: C.
+    """
+
+    def __init__(self, name: str, index: int, module: BatchNorm) -> None:
+        self.name, self.index, self.module, self.channels = name, index, module, module.num_features
+
+    @property
+    def mean(self) -> Tensor:
+        """The source's, (C,)."""
+        return self.module.running_mean  # type: ignore[return-value]
+
+    @property
+    def variance(self) -> Tensor:
+        """The source's, (C,)."""
+        return self.module.running_var  # type: ignore[return-value]
+
+
+def batch_norm_layers(net: nn.Module) -> list[Layer]:
+    """The BatchNorm layers that have running statistics, in the order of registration."""
+    found = [(name, m) for name, m in net.named_modules() if isinstance(m, BatchNorm) and m.running_mean is not None]
+    return [Layer(name, index, module) for index, (name, module) in enumerate(found)]
+
+
+def is_plain(net: nn.Module) -> bool:
+    """Whether every layer with running statistics is a BatchNorm of PyTorch's own, whose forward does nothing else."""
+    kept = [m for m in net.modules() if isinstance(m, _NormBase) and m.running_mean is not None]
+    return all(type(m).forward is _BatchNorm.forward and "forward" not in vars(m) for m in kept)
+
+
+def with_statistics(net: nn.Module, statistics: Mapping[int, tuple[Tensor, Tensor]]) -> nn.Module:
+    """A copy of the net in eval mode whose BatchNorm layers, by index, have these running statistics."""
+    copied = copy.deepcopy(net).eval()
+    for layer in batch_norm_layers(copied):
+        if layer.index in statistics:
+            layer.module.running_mean, layer.module.running_var = statistics[layer.index]
+    return copied
+
+
+# --- the net made ready -----------------------------------------------------------------------------------------------
+
+
+def wrapped_by(net: nn.Module) -> str | None:
+    """Who holds the net now, if anybody."""
+    return _wrapped.get(net)
 
 
 def require_unwrapped(net: nn.Module) -> None:
-    """Raise if an adapter holds ``net`` now: its weights and statistics are not the source's."""
+    """Raise if an adapter holds ``net`` now: its weights are not the source's."""
     if net in _wrapped:
         raise EataError(
-            f"This net is wrapped by {_wrapped[net]}; call unwrap() on that first, or use a copy of the net."
+            f"This net is wrapped by {_wrapped[net]}; call unwrap() on that first, or build the net a second time."
         )
 
 
 class Prepared:
     """A net made ready for adaptation, and everything needed to undo it.
 
-    All modules go to eval mode, all ``requires_grad`` flags go off, and statistics are chosen by ``prior``, the number
-    of samples N that the source statistics count for: N/(N+n) * source + n/(N+n) * batch (Schneider et al. 2020).
-    Infinity is the source's alone; 0 is the batch's alone, which takes the running statistics away: with none to use,
-    PyTorch normalizes by the batch in eval mode too (``track_running_stats=False`` alone would not do that).
+    All modules go to eval mode, and all ``requires_grad`` flags go off. Nothing else of the net changes.
     """
 
-    def __init__(self, net: nn.Module, owner: str, prior: float) -> None:
+    def __init__(self, net: nn.Module, owner: str) -> None:
         require_unwrapped(net)
         self._net = weakref.ref(net)
         self._modes = [(module, module.training) for module in net.modules()]
         self._flags = [(parameter, parameter.requires_grad) for parameter in net.parameters()]
-        self._statistics: list[tuple[_NormBase, dict[str, Any]]] = []
-        self._hooks: list[RemovableHandle] = []
-        #: n in the mixture; None: the length of the batch at hand
-        self.samples: int | None = None
-        #: whether the mixture is on; eata.Window makes its own
-        self.mixing = True
         _wrapped[net] = owner
         net.eval()
         net.requires_grad_(False)
-        for module in net.modules():
-            if isinstance(module, _NormBase) and module.running_mean is not None:
-                if prior == 0:
-                    kept = {
-                        name: getattr(module, name) for name in ("running_mean", "running_var", "track_running_stats")
-                    }
-                    self._statistics.append((module, kept))
-                elif prior < math.inf and isinstance(module, _BatchNorm):
-                    self._mix(module, prior)
-        self._take_statistics()
-
-    def _mix(self, layer: _BatchNorm, prior: float) -> None:
-        assert layer.running_mean is not None
-        assert layer.running_var is not None
-        source = (layer.running_mean, layer.running_var)
-
-        def mix(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            if self.mixing:
-                layer.running_mean, layer.running_var = mixed_statistics(inputs[0], source, prior, self.samples)
-
-        def put_back(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            layer.running_mean, layer.running_var = source
-
-        self._hooks.append(layer.register_forward_pre_hook(mix))
-        self._hooks.append(layer.register_forward_hook(put_back, always_call=True))
-
-    def _take_statistics(self) -> None:
-        for module, _ in self._statistics:
-            module.running_mean = module.running_var = None
-            module.track_running_stats = False
-
-    def _give_statistics(self) -> None:
-        for module, kept in self._statistics:
-            for name, value in kept.items():
-                setattr(module, name, value)
-
-    @contextlib.contextmanager
-    def source_statistics(self) -> Iterator[None]:
-        """The net with its running statistics, for as long as the block lasts."""
-        self._give_statistics()
-        try:
-            yield
-        finally:
-            self._take_statistics()
 
     def restore(self) -> None:
-        """Put flags, modes and statistics back as they were."""
-        self._give_statistics()
-        for hook in self._hooks:
-            hook.remove()
+        """Put flags and modes back as they were."""
         for module, training in self._modes:
             module.training = training
         for parameter, flag in self._flags:
@@ -149,25 +165,206 @@ class Prepared:
             _wrapped.pop(net, None)
 
 
-def mixed_statistics(
-    x: Tensor, source: tuple[Tensor, Tensor], prior: float, samples: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Mean and variance N/(N+n) * source + n/(N+n) * batch, by channel (Schneider et al. 2020).
+# --- by what they normalize -------------------------------------------------------------------------------------------
+
+# Normalizes by ``share`` of the given mean and variance and the rest of the batch's own: (share, mean, variance).
+Kernel = Callable[[float, Tensor, Tensor], Tensor]
+
+
+class Statistics:
+    """By what BatchNorm layers normalize, in one forward pass after another.
+
+    This one: ``N/(N+n) * source + n/(N+n) * batch``, with the prior N of the source in samples (Schneider et al. 2020).
+    Infinity is the source's alone; 0 is the batch's alone.
 
     Args:
-        x: a BatchNorm layer's input, (n, C, ...). No gradient flows through its statistics.
-        source: running mean and variance of the source model, (C,) each.
-        prior: N, in samples.
-        samples: what the batch counts for, n; default its length.
+        prior: N.
+        samples: what a batch counts for, n; None: its length.
+        constant: no gradient flows through the batch's part of a mixture.
+    """
 
-    >>> mean, variance = mixed_statistics(torch.tensor([[1.0], [3.0]]), (torch.zeros(1), torch.zeros(1)), prior=2)
-    >>> mean, variance
+    def __init__(self, prior: float, samples: int | None = None, constant: bool = False) -> None:
+        self.prior, self.samples, self.constant = prior, samples, constant
+
+    @property
+    def of_batch_alone(self) -> bool:
+        """Whether one image would be normalized by itself."""
+        return self.prior == 0
+
+    def share(self, samples: int) -> float:
+        """The source's part in a batch of so many samples."""
+        return 1.0 if math.isinf(self.prior) else self.prior / (self.prior + (self.samples or samples))
+
+    def begin(self) -> None:
+        """A forward pass begins, maybe the second try of one that failed half-way."""
+
+    def normalize(self, layer: Layer, x: Tensor, kernel: Kernel) -> Tensor:
+        """The layer's output for its input x (n, C, ...), by ``kernel``."""
+        share = self.share(x.shape[0])
+        if share == 0 and x.numel() == layer.channels:  # one value per channel has no variance
+            share = 1.0
+        if self.constant and 0 < share < 1:
+            mixed = mixed_statistics(x.detach(), (layer.mean, layer.variance), share)
+            return kernel(1.0, *mixed)
+        return kernel(share, layer.mean, layer.variance)
+
+
+class Normalizing(TorchFunctionMode):
+    """One forward pass in which BatchNorm layers normalize by the given statistics.
+
+    Args:
+        layers: of the net that runs.
+        statistics: what they normalize by.
+        needs_features: whether the input of the last linear layer is asked for.
+    """
+
+    def __init__(self, layers: Sequence[Layer], statistics: Statistics, needs_features: bool = False) -> None:
+        super().__init__()
+        self.layers, self.statistics, self.needs_features = layers, statistics, needs_features
+        #: input of the last linear layer, which gives the logits
+        self.features: Tensor | None = None
+
+    def __enter__(self) -> Self:
+        self._by_buffer = {id(layer.mean): layer for layer in self.layers}
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is F.batch_norm:
+            return self._batch_norm(*args, **(kwargs or {}))
+        if func is F.linear and self.needs_features:
+            self.features = args[0]
+        if func is F.instance_norm and self.statistics.of_batch_alone:
+            return self._instance_norm(*args, **(kwargs or {}))
+        if func is F.group_norm and torch.is_grad_enabled() and not args[0].requires_grad:
+            # PyTorch 2.13 crashes in the channels-last backward of a GroupNorm whose input needs no gradient.
+            args = (args[0].contiguous(), *args[1:])
+        return func(*args, **(kwargs or {}))
+
+    def _batch_norm(
+        self,
+        x: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        kernel = partial(self.batch_norm, x, weight, bias, eps)
+        layer = self._by_buffer.get(id(running_mean))
+        if layer is not None:
+            return self.statistics.normalize(layer, x, kernel)
+        if running_mean is None and x.numel() > x.shape[1]:  # it never had running statistics
+            return kernel(0.0, None, None)
+        return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
+
+    def normalize(self, layer: Layer, x: Tensor) -> Tensor:
+        """What a layer of ours gives for x."""
+        module = layer.module
+        kernel = partial(self.batch_norm, x, module.weight, module.bias, module.eps)
+        return self.statistics.normalize(layer, x, kernel)
+
+    def batch_norm(
+        self,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        share: float,
+        mean: Tensor | None,
+        variance: Tensor | None,
+    ) -> Tensor:
+        """x normalized by ``share`` of the given statistics and the rest of its own; a faster way may replace this."""
+        return batch_norm(x, weight, bias, eps, share, mean, variance)
+
+    def _instance_norm(
+        self,
+        input: Tensor,
+        running_mean: Tensor | None = None,
+        running_var: Tensor | None = None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        use_input_stats: bool = True,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        """Each sample by its own statistics, also where the source has running ones."""
+        return F.instance_norm(input, None, None, weight, bias, True, momentum, eps)
+
+
+@contextlib.contextmanager
+def without_running_statistics(layers: Sequence[Layer]) -> Iterator[None]:
+    """A compiled net hides its layers; with no buffers to use, PyTorch normalizes by the batch in eval mode too.
+
+    ``track_running_stats=False`` alone would not do that.
+    """
+    names = ("running_mean", "running_var", "track_running_stats")
+    kept = [(layer.module, {name: getattr(layer.module, name) for name in names}) for layer in layers]
+    try:
+        for module, _ in kept:
+            module.running_mean = module.running_var = None
+            module.track_running_stats = False
+        yield
+    finally:
+        for module, values in kept:
+            for name, value in values.items():
+                setattr(module, name, value)
+
+
+def batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    share: float,
+    mean: Tensor | None,
+    variance: Tensor | None,
+) -> Tensor:
+    """BatchNorm of x (n, C, ...) by ``share`` of the given statistics and the rest of its own; all with a gradient.
+
+    >>> x = torch.tensor([[1.0], [3.0]])
+    >>> batch_norm(x, None, None, 0.0, 0.5, torch.zeros(1), torch.ones(1)).flatten()
+    tensor([0., 2.])
+    """
+    cudnn = x.is_cuda and torch.backends.cudnn.enabled
+    if share == 1:
+        return torch.batch_norm(x, weight, bias, mean, variance, False, 0.0, eps, cudnn)
+    if share == 0:
+        return torch.batch_norm(x, weight, bias, None, None, True, 0.0, eps, cudnn)
+    assert mean is not None
+    assert variance is not None
+    if torch.is_grad_enabled() and x.requires_grad:
+        wide = x.to(torch.promote_types(x.dtype, mean.dtype))
+        own_variance, own_mean = torch.var_mean(wide, [0, *range(2, x.dim())], correction=0)
+        scale = (torch.lerp(own_variance, variance, share) + eps).rsqrt()
+        shift = -torch.lerp(own_mean, mean, share) * scale
+        if weight is not None:
+            scale, shift = scale * weight, shift * weight
+        shift = shift if bias is None else shift + bias
+        over = (1, -1, *[1] * (x.dim() - 2))
+        return (wide * scale.view(over) + shift.view(over)).to(x.dtype)
+    mixed = mixed_statistics(x.detach(), (mean, variance), share)
+    return torch.batch_norm(x, weight, bias, *mixed, False, 0.0, eps, cudnn)
+
+
+def mixed_statistics(x: Tensor, source: tuple[Tensor, Tensor], share: float) -> tuple[Tensor, Tensor]:
+    """Mean and variance share * source + (1 - share) * batch, by channel (Schneider et al. 2020).
+
+    Args:
+        x: a BatchNorm layer's input, (n, C, ...), without a gradient.
+        source: running mean and variance of the source model, (C,) each.
+        share: of the source, 0 to 1.
+
+    >>> mixed_statistics(torch.tensor([[1.0], [3.0]]), (torch.zeros(1), torch.zeros(1)), share=0.5)
     (tensor([1.]), tensor([0.5000]))
     """
-    share = prior / (prior + (len(x) if samples is None else samples))
     source_mean, source_variance = source
-    # The variance is the biased one, by which a batch is normalized: N = 0 is then exactly batch statistics.
-    mean, variance = batch_statistics(x.detach().to(torch.promote_types(x.dtype, source_mean.dtype)))
+    # The variance is the biased one, by which a batch is normalized: a share of 0 is then exactly batch statistics.
+    mean, variance = batch_statistics(x.to(torch.promote_types(x.dtype, source_mean.dtype)))
     return (
         share * source_mean + (1 - share) * mean.to(source_mean.dtype),
         share * source_variance + (1 - share) * variance.to(source_variance.dtype),
@@ -215,87 +412,3 @@ def pooled(means: Tensor, deviations: Tensor) -> tuple[Tensor, Tensor]:
     (tensor([2.]), tensor([3.]))
     """
     return means.mean(0), deviations.square().mean(0).add_(means.var(0, correction=0))
-
-
-def check(net: nn.Module) -> list[str]:
-    """What would go wrong when this model is adapted, one plain sentence for each finding; [] when nothing.
-
-    Args:
-        net: the model that you would give to ``eata.EATA``.
-
-    >>> check(nn.Sequential(nn.Linear(4, 3)))[0]
-    'There is no normalization layer, so there is nothing to adapt; only eata.Source, Augment and MEMO work.'
-    """
-    return [*_layer_findings(net), *_tensor_findings(net), *_wrapper_findings(net)]
-
-
-def _layer_findings(net: nn.Module) -> list[str]:
-    layers = normalization_layers(net)
-    if not layers:
-        return [
-            "There is no normalization layer, so there is nothing to adapt; only eata.Source, Augment and MEMO work."
-        ]
-    findings = []
-    if not affine_parameters(net):
-        findings.append(
-            "No normalization layer has a scale or shift (affine=False), so there is nothing to adapt; eata.BN works."
-        )
-    bare = [n for n, m in layers.items() if isinstance(m, _BatchNorm) and m.running_mean is None]
-    if bare:
-        findings.append(
-            f"BatchNorm '{bare[0]}' (and {len(bare) - 1} more) has no running statistics, so there are none of the "
-            "source: eata.Source uses each batch's own already, and eata.BN and Window can't be used."
-        )
-    weights = [m for m in net.modules() if isinstance(m, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))]
-    if weights and (classes := int(weights[-1].weight.shape[0])) < 2:
-        findings.append(
-            f"The last layer has {classes} output: entropy needs at least 2 classes (make a sigmoid output two logits)."
-        )
-    return findings
-
-
-def _tensor_findings(net: nn.Module) -> list[str]:
-    findings = []
-    parameters = dict(net.named_parameters())
-    half = [n for n, p in parameters.items() if p.dtype in (torch.float16, torch.bfloat16)]
-    if half:
-        findings.append(
-            f"'{half[0]}' is {parameters[half[0]].dtype}: small steps vanish in half precision; "
-            "keep the weights in float32 and use torch.autocast."
-        )
-    inference = [n for n, p in parameters.items() if p.is_inference()]
-    if inference:
-        findings.append(
-            f"'{inference[0]}' was made under torch.inference_mode and can't be trained; build the net outside of it."
-        )
-    broken = [n for n, p in parameters.items() if not p.is_meta and not torch.isfinite(p.detach()).all()]
-    if broken:
-        findings.append(f"'{broken[0]}' holds NaN or infinity; load the weights again.")
-    devices = sorted({str(p.device) for p in parameters.values()})
-    if "meta" in devices:
-        findings.append("Some weights are on the meta device and have no values; load the weights first.")
-    elif len(devices) > 1:
-        findings.append(
-            f"The weights are on {len(devices)} devices ({', '.join(devices)}); move the net to one of them."
-        )
-    return findings
-
-
-def _wrapper_findings(net: nn.Module) -> list[str]:
-    findings = []
-    if hasattr(net, "_orig_mod"):
-        findings.append(
-            "This is a compiled model: it adapts with backward='full' only, and recompiles when wrapped; "
-            "give eata the plain net for the fast backward."
-        )
-    if isinstance(net, torch.jit.ScriptModule):
-        findings.append(
-            "This is a TorchScript model: its normalization layers can't be found; give eata the plain net."
-        )
-    if isinstance(net, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-        findings.append(
-            "This is a data-parallel wrapper: each replica would use its own statistics; give eata net.module."
-        )
-    if net in _wrapped:
-        findings.append(f"This net is wrapped by {_wrapped[net]} already; call unwrap() on that first.")
-    return findings

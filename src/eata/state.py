@@ -1,10 +1,11 @@
-"""Adaptation state on disk: one safetensors file, its structure as JSON in the metadata. Never pickle."""
+"""What an adapter remembers, and its file: safetensors, with the structure as JSON in the metadata. Never pickle."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+import weakref
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,86 @@ from torch import Tensor
 from eata.errors import StateError
 from eata.files import replacing
 
-FORMAT = 1
+FORMAT = 2
+
+
+class Memory:
+    """What an object remembers from batch to batch, declared once: to read, to put back, to start anew, to move.
+
+    The values are the object's attributes. They are trees of dicts, lists, numbers, strings, None and tensors, or
+    generators of random numbers, whose state counts.
+
+    Args:
+        owner: has the attributes.
+
+    >>> class Counter:
+    ...     pass
+    >>> one = Counter()
+    >>> memory = Memory(one)
+    >>> memory.add("seen", 0)
+    >>> one.seen = 5
+    >>> memory.read()
+    {'seen': 5}
+    >>> memory.reset()
+    >>> one.seen
+    0
+    """
+
+    def __init__(self, owner: object) -> None:
+        self._owner = weakref.ref(owner)  # a cycle would keep a forgotten adapter, and its hold on the net, alive
+        self._initial: dict[str, Any] = {}
+
+    def add(self, name: str, value: Any) -> None:
+        """Remember the attribute ``name``, from ``value`` on; a reset comes back to it."""
+        setattr(self._owner(), name, value)
+        self._initial[name] = copied(value)
+
+    def read(self) -> dict[str, Any]:
+        """A copy of everything."""
+        return {name: copied(getattr(self._owner(), name)) for name in self._initial}
+
+    def write(self, saved: Mapping[str, Any], like: Tensor | None = None) -> None:
+        """Take over what ``read`` gave; tensors go to the device of ``like``."""
+        for name in self._initial:
+            value, now = saved[name], getattr(self._owner(), name)
+            if isinstance(now, torch.Generator):
+                now.set_state(value.cpu())
+            else:
+                setattr(self._owner(), name, copied(value) if like is None else moved(copied(value), like.device))
+
+    def reset(self) -> None:
+        """Back to the first values."""
+        self.write(self._initial)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Move tensors to a device; floating ones become ``dtype``."""
+        self._initial = moved(self._initial, device, dtype)
+        for name in self._initial:
+            setattr(self._owner(), name, moved(getattr(self._owner(), name), device, dtype))
+
+
+def copied(tree: Any) -> Any:
+    """A copy that shares nothing; a generator's is its state."""
+    if isinstance(tree, Tensor):
+        return tree.detach().clone()
+    if isinstance(tree, torch.Generator):
+        return tree.get_state()
+    if isinstance(tree, dict):
+        return {key: copied(value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return [copied(value) for value in tree]
+    return tree
+
+
+def moved(tree: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
+    """The tree with its tensors on ``device``, floating ones as ``dtype`` if given; bytes (of generators) stay."""
+    if isinstance(tree, Tensor):
+        return tree if tree.dtype == torch.uint8 else tree.to(device, dtype if tree.is_floating_point() else None)
+    if isinstance(tree, dict):
+        return {key: moved(value, device, dtype) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return [moved(value, device, dtype) for value in tree]
+    return tree
 
 
 def write(path: str | os.PathLike[str], state: Any) -> None:

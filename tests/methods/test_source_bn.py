@@ -38,7 +38,7 @@ def naive_bn(net, x, prior):
 @pytest.mark.parametrize("prior", [0, 16, 256])
 def test_bn_mixes_statistics(prior, trained, stream):
     net = trained("bn", torch.float64)
-    model = eata.BN(copy.deepcopy(net), prior)
+    model = eata.BN(copy.deepcopy(net), prior=prior)
     for x in stream([16, 3, 1, 64] if prior else [16, 3, 64], torch.float64):
         torch.testing.assert_close(model(x), naive_bn(net, x, prior), atol=1e-10, rtol=1e-10)
 

@@ -36,10 +36,10 @@ def test_same_as_the_naive_step(method, norm, dtype, tolerance, trained, stream,
     lr, (e0, epsilon, alpha) = 0.01, FILTERS
     if method == "tent":
         reference = naive.Naive(net, lr)
-        model = eata.Tent(net, lr, backward="full")
+        model = eata.Tent(net, lr=lr, backward="full")
     elif method == "eta":
         reference = naive.Naive(net, lr, FILTERS)
-        model = eata.ETA(net, e0, epsilon, alpha, lr, backward="full")
+        model = eata.ETA(net, e0=e0, epsilon=epsilon, alpha=alpha, lr=lr, backward="full")
     else:
         reference = naive.Naive(net, lr, FILTERS, fisher, beta=5.0)
         model = eata.EATA(net, fisher, beta=5.0, e0=e0, epsilon=epsilon, alpha=alpha, lr=lr, backward="full")

@@ -115,7 +115,7 @@ def test_unsafe_and_damaged_weights(own):
     ("name", "message"),
     [
         ("resnet26-bn-digit", "did you mean 'resnet26-bn-digits'"),
-        ("wholly different", "there are .*resnet26-bn-digits"),
+        ("wholly different", "there are: .*resnet26-bn-digits"),
         ("no_such_module:make", "cannot be imported: No module named 'no_such_module'"),
         ("my_nets:nothing", "has no attribute 'nothing'"),
         ("json:dumps", "json:dumps cannot be called as a factory of models"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import errno
-import inspect
 import json
 import os
 import time
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import eata
-from eata import state
+from eata import methods, state
 from eata.bench.experiments import MIXED
 from eata.bench.protocol import FISHER_SAMPLES, Cell, Request, Stage
 from eata.data import CORRUPTIONS, Stream
@@ -133,7 +132,7 @@ class Worker:
     def adapter(self, cell: Cell) -> Any:
         """The cell's method around a fresh network."""
         method = eata.method(cell.method)
-        takes = inspect.signature(method).parameters
+        takes = methods.takes(method)
         net = self._fresh(cell.model)
         arguments: dict[str, Any] = dict(eata.preset(self._preset(cell.model), method))
         arguments |= {name: value for name, value in cell.settings.items() if name in takes}
@@ -153,7 +152,7 @@ class Worker:
     def _preset(self, model: str) -> str:
         if not self.request.data.startswith("folder:"):
             return self.request.traits.preset
-        return "imagenet" if self._config(model)["num_classes"] >= 100 else "cifar10"
+        return methods.preset_for(self._config(model)["num_classes"])
 
     def run(self, cell: Cell, advance: Advance = lambda images: None) -> Result:
         """The cell's result; what goes wrong inside is recorded in it.
@@ -305,7 +304,7 @@ def _singles(images: Tensor, labels: Tensor) -> Batches:
 
 def needs_fisher(cell: Cell) -> bool:
     """Whether the cell's method is held back by the Fisher information."""
-    return "fisher" in inspect.signature(eata.method(cell.method)).parameters
+    return "fisher" in methods.takes(eata.method(cell.method))
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import inspect
 import os
 import random
 import signal
@@ -271,15 +270,16 @@ def _adapter(
 ) -> Adapter:
     """The method around the net, with the preset that fits the number of classes."""
     import eata
+    from eata import methods
 
     kind = eata.method(method)
-    takes = inspect.signature(kind).parameters
-    name = preset or ("imagenet" if int(config["num_classes"]) >= 100 else "cifar10")
+    takes = methods.takes(kind)
+    name = preset or methods.preset_for(int(config["num_classes"]))
     arguments: dict[str, Any] = dict(eata.preset(name, kind))
     if lr is not None and "lr" in takes:
         arguments["lr"] = lr
     if "fisher" in takes:
-        kept = before["fisher"] if before and "fisher" in before else None
+        kept = before["memory"].get("importance") if before else None
         arguments["fisher"] = kept or _fisher(net, fisher, config, arguments["per"])
     return kind(net, **arguments)
 

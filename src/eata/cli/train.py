@@ -27,7 +27,8 @@ def train(
     data: Annotated[str, typer.Option(help=f"Data set: {', '.join(SETS)}.")] = "cifar10",
     model: Annotated[str, typer.Option(help=f"Model: {', '.join(record.KINDS)}.")] = "resnet26-bn",
     recipe: Annotated[
-        str | None, typer.Option(help=f"Recipe: {', '.join(RECIPES)}; default: short, for digits digits.")
+        str | None,
+        typer.Option(help=f"Recipe: {', '.join(RECIPES)}; default: short; for the data set digits, its own."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of initial weights, order and augmentation.")] = 0,
     out: Annotated[Path | None, typer.Option(help="File for the weights; their record goes beside it.")] = None,

@@ -16,7 +16,22 @@ from eata.methods.source import Source
 from eata.methods.tent import Tent
 from eata.methods.ttt import TTT
 
-__all__ = ["BN", "EATA", "ETA", "MEMO", "METHODS", "PRESETS", "TTT", "Augment", "Source", "Tent", "method", "preset"]
+__all__ = [
+    "BN",
+    "EATA",
+    "ETA",
+    "MEMO",
+    "METHODS",
+    "PRESETS",
+    "TTT",
+    "Augment",
+    "Source",
+    "Tent",
+    "method",
+    "preset",
+    "preset_for",
+    "takes",
+]
 
 METHODS: dict[str, type[Adapter]] = {
     "source": Source,
@@ -40,7 +55,11 @@ PRESETS: dict[str, dict[str, Any]] = {
 OWN_PRESETS: dict[str, dict[type[Adapter], dict[str, Any]]] = {
     "cifar10": {Augment: {"copies": 32}, MEMO: {"copies": 32}, TTT: {"copies": 32, "lr": 0.001}},
     "imagenet": {Augment: {"copies": 64}, MEMO: {"copies": 64}, TTT: {"copies": 20, "lr": 0.001}},
-    "digits": {Augment: {"copies": 32, "flip": False}, MEMO: {"copies": 32, "flip": False}},
+    "digits": {
+        Augment: {"copies": 32, "flip": False},
+        MEMO: {"copies": 32, "flip": False},
+        TTT: {"copies": 32, "flip": False, "lr": 0.001},
+    },
 }
 
 
@@ -68,9 +87,34 @@ def preset(name: str, method: type[Adapter] = EATA) -> dict[str, Any]:
     {'lr': 0.001, 'copies': 20}
     """
     name = _known("preset", name.lower(), PRESETS)
-    takes = inspect.signature(method).parameters
-    values = {key: value for key, value in PRESETS[name].items() if key in takes}
+    names = takes(method)
+    values = {key: value for key, value in PRESETS[name].items() if key in names}
     return {**values, **OWN_PRESETS[name].get(method, {})}
+
+
+def takes(method: type[Adapter]) -> set[str]:
+    """The names of a method's arguments, those of its base classes that it passes on included.
+
+    >>> {"e0", "lr", "lean"} <= takes(ETA), "fisher" in takes(EATA), "lean" in takes(MEMO)
+    (True, True, False)
+    """
+    names: set[str] = set()
+    for kind in method.__mro__:
+        if "__init__" in vars(kind):
+            parameters = inspect.signature(vars(kind)["__init__"]).parameters.values()
+            names |= {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+            if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+                break
+    return names - {"self", "net", "statistics"}
+
+
+def preset_for(classes: int) -> str:
+    """The preset for a model that has none of its own: ImageNet's from 100 classes on.
+
+    >>> preset_for(10), preset_for(1000)
+    ('cifar10', 'imagenet')
+    """
+    return "imagenet" if classes >= 100 else "cifar10"
 
 
 def _known(kind: str, name: str, table: Collection[str]) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor, nn
 
 from eata import functional
+from eata.inputs import Inputs
 from eata.methods.per_image import PerImage
+from eata.norm import Statistics
 
 
 class Augment(PerImage):
@@ -22,7 +23,7 @@ class Augment(PerImage):
         flip: mirror half of the copies; not for digits or text.
         seed: of the random numbers.
 
-    >>> import eata
+    >>> import eata, torch
     >>> net = eata.models.ResNet26(norm="gn")
     >>> net.pretrained_cfg = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
     >>> model = Augment(net, copies=4)
@@ -30,11 +31,8 @@ class Augment(PerImage):
     (torch.Size([2, 10]), 8)
     """
 
-    def __init__(self, net: nn.Module, copies: int = 32, flip: bool = True, seed: int = 0) -> None:
-        super().__init__(net, copies=copies, flip=flip, seed=seed, prior=math.inf)
+    def __init__(self, net: nn.Module, *, copies: int = 32, flip: bool = True, seed: int = 0) -> None:
+        super().__init__(net, copies=copies, flip=flip, seed=seed, statistics=Statistics(math.inf))
 
-    def _one(self, image: Tensor) -> Tensor:
-        with torch.no_grad():
-            logits = self._forward(self.copies.crops(image))
-        self.stats.forwards += len(logits)
-        return functional.mean_prediction(logits)[None]
+    def one(self, image: Tensor) -> Tensor:
+        return functional.mean_prediction(self.forward(Inputs(self.copies.crops(image))).logits)[None]

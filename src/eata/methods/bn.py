@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from eata.adapter import Adapter, in_range
+from eata import norm
+from eata.adapter import Adapter
 from eata.errors import EataError
+from eata.inputs import in_range
 
 
 class BN(Adapter):
@@ -23,9 +24,11 @@ class BN(Adapter):
     torch.Size([4, 3])
     """
 
-    def __init__(self, net: nn.Module, prior: float = 256) -> None:
+    prior: float
+
+    def __init__(self, net: nn.Module, *, prior: float = 256) -> None:
         in_range("prior", prior, low=0.0)
-        layers = [module for module in net.modules() if isinstance(module, _BatchNorm)]
-        if not layers or any(layer.running_mean is None for layer in layers):
+        if not norm.has_batch_norm(net) or norm.lacks_running_statistics(net):
             raise EataError("eata.BN mixes the running statistics of BatchNorm layers, and this net has none.")
-        super().__init__(net, prior=prior)
+        super().__init__(net, statistics=norm.Statistics(prior))
+        self.declare(prior=prior)

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from eata import functional
-from eata.adapter import Backward, Choice, MakeOptimizer, in_range
 from eata.errors import EataError
-from eata.importance import Per
-from eata.methods.tent import Tent
+from eata.gradient import Choice, GradientAdapter, Shared
+from eata.importance import Fisher, Per
+from eata.inputs import in_range
+from eata.passes import Pass
+
+if TYPE_CHECKING:
+    from eata.gradient import Unpack
 
 
-class ETA(Tent):
+class Filters(Shared, total=False):
+    """ETA's arguments, and those of every gradient method."""
+
+    e0: float
+    epsilon: float
+    alpha: float
+
+
+class ETA(GradientAdapter):
     """Entropy minimization on reliable and non-redundant samples only (Section 'Sample Efficient ...').
 
     A sample takes part if its entropy is below E0 (Eq. 3) and its prediction unlike the moving average of those used
@@ -28,11 +40,7 @@ class ETA(Tent):
         epsilon: threshold on the cosine to the moving average, above 0 and at most 1; the paper's 0.05 (ImageNet), 0.4
             for CIFAR-10. 1 keeps all reliable samples.
         alpha: share of the new mean in the moving average, 0 to 1; the paper's 0.1.
-        lr: learning rate; the paper's 0.00025 (ImageNet), 0.005 for CIFAR-10.
-        optimizer: function from parameters to a torch optimizer; default SGD, momentum 0.9.
-        backward: ``"rows"`` spends the backward pass on the chosen samples only; ``"full"`` is the textbook gradient.
-        layers: adapt only the last ``layers`` normalization layers; None means all.
-        lean: keep in memory only what training scale and shift needs (with ``backward="rows"``).
+        shared: ``lr`` (the paper's 0.005 for CIFAR-10) and the other arguments of ``eata.GradientAdapter``.
 
     >>> _ = torch.manual_seed(0)
     >>> net = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 3))
@@ -41,51 +49,34 @@ class ETA(Tent):
     (torch.Size([4, 3]), True)
     """
 
+    e0: float
+    epsilon: float
+    alpha: float
+    #: moving average m of the predictions used so far, (C,); None before the first (Eq. 4)
+    average: Tensor | None
+
     def __init__(
-        self,
-        net: nn.Module,
-        e0: float = 0.4,
-        epsilon: float = 0.05,
-        alpha: float = 0.1,
-        lr: float = 0.00025,
-        optimizer: MakeOptimizer | None = None,
-        backward: Backward = "rows",
-        layers: int | None = None,
-        lean: bool = False,
+        self, net: nn.Module, *, e0: float = 0.4, epsilon: float = 0.05, alpha: float = 0.1, **shared: Unpack[Shared]
     ) -> None:
         in_range("e0", e0, low=0.0, high=1.0, open_low=True)
         in_range("epsilon", epsilon, low=0.0, high=1.0, open_low=True)
         in_range("alpha", alpha, low=0.0, high=1.0)
-        super().__init__(net, lr, False, optimizer, backward, layers, lean)
-        self.settings.update(e0=e0, epsilon=epsilon, alpha=alpha)
-        self.e0, self.epsilon, self.alpha = e0, epsilon, alpha
-        #: moving average m of the predictions used so far, (C,); None before the first (Eq. 4)
-        self.average: Tensor | None = None
+        super().__init__(net, **shared)
+        self.declare(e0=e0, epsilon=epsilon, alpha=alpha)
+        self.remember("average", None)
 
-    def select(self, logits: Tensor) -> Choice:
+    def select(self, batch: Pass) -> Choice:
         """Samples that are reliable (Eq. 3) and not redundant (Eq. 5), weighted by their reliability."""
-        threshold = functional.entropy_threshold(self.e0, logits.shape[1])
-        weight = functional.reliability(functional.entropy(logits), threshold)
+        threshold = functional.entropy_threshold(self.e0, batch.logits.shape[1])
+        weight = functional.reliability(self.score(batch.logits), threshold)
         reliable = weight > 0
-        chosen = reliable & functional.diversity(functional.probabilities(logits), self.average, self.epsilon)
-        index = chosen.nonzero().squeeze(1)
-        return Choice(index, weight[index], int(reliable.sum()))
+        predictions = functional.probabilities(batch.logits)
+        return Choice.of(reliable & functional.diversity(predictions, self.average, self.epsilon), weight, reliable)
 
-    def _chosen(self, logits: Tensor, choice: Choice) -> None:
-        used = functional.probabilities(logits[choice.index])
+    def after_step(self, batch: Pass, choice: Choice) -> None:
+        """The moving average takes in the samples used (Eq. 4)."""
+        used = functional.probabilities(batch.logits[choice.index])
         self.average = functional.moving_average(self.average, used, self.alpha)
-
-    def reset(self) -> None:
-        super().reset()
-        self.average = None
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "average": self.average}
-
-    def _take_state(self, saved: dict[str, Any]) -> None:
-        super()._take_state(saved)
-        average: Tensor | None = saved["average"]
-        self.average = None if average is None else average.to(next(iter(self.parameters.values())).device)
 
 
 class EATA(ETA):
@@ -97,14 +88,7 @@ class EATA(ETA):
         beta: weight of the term, at least 0; the paper's 2000 (ImageNet, ``per="batch"``), 1 for CIFAR-10
             (``per="sample"``).
         per: the kind of Fisher that ``beta`` is meant for, as the presets say; another kind warns. None: any.
-        e0: as in ``ETA``, and so are the arguments that follow.
-        epsilon: as in ``ETA``.
-        alpha: as in ``ETA``.
-        lr: as in ``ETA``.
-        optimizer: as in ``ETA``.
-        backward: as in ``ETA``.
-        layers: as in ``ETA``.
-        lean: as in ``ETA``.
+        filters: ``e0``, ``epsilon``, ``alpha`` and all other arguments of ``ETA``.
 
     >>> import eata
     >>> _ = torch.manual_seed(0)
@@ -115,45 +99,42 @@ class EATA(ETA):
     torch.Size([4, 3])
     """
 
+    beta: float
+    per: Per | None
+    importance: dict[str, Tensor]
+    #: how the Fisher was made; None where it does not say
+    fisher_per: Per | None
+
     def __init__(
         self,
         net: nn.Module,
         fisher: Mapping[str, Tensor],
+        *,
         beta: float = 2000.0,
         per: Per | None = None,
-        e0: float = 0.4,
-        epsilon: float = 0.05,
-        alpha: float = 0.1,
-        lr: float = 0.00025,
-        optimizer: MakeOptimizer | None = None,
-        backward: Backward = "rows",
-        layers: int | None = None,
-        lean: bool = False,
+        **filters: Unpack[Filters],
     ) -> None:
         in_range("beta", beta, low=0.0)
-        importance = _matching(fisher, self._free_parameters(net, layers))
-        _warn_of_mismatch(fisher, beta, per)
-        super().__init__(net, e0, epsilon, alpha, lr, optimizer, backward, layers, lean)
-        self.settings.update(beta=beta, per=per)
-        self.beta = beta
-        self.importance = importance
+        importance = _matching(fisher, self.free_parameters(net, filters.get("layers")))
+        made = getattr(fisher, "per", None)
+        _warn_of_mismatch(made, beta, per)
+        super().__init__(net, **filters)
+        self.declare(beta=beta, per=per)
+        self.remember("importance", importance)
+        self.remember("fisher_per", made)
+
+    @property
+    def fisher(self) -> Fisher:
+        """The importance in use, as ``eata.fisher`` gives it."""
+        return Fisher(self.importance, self.fisher_per)
 
     def penalty(self) -> Tensor:
         """Beta times Eq. 7."""
         triples = ((theta, self.source[name], self.importance[name]) for name, theta in self.parameters.items())
         return self.beta * functional.fisher_penalty(triples)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "fisher": dict(self.importance)}
 
-    def _take_state(self, saved: dict[str, Any]) -> None:
-        importance = _matching(saved["fisher"], self.parameters)
-        super()._take_state(saved)
-        self.importance = importance
-
-
-def _warn_of_mismatch(fisher: Mapping[str, Tensor], beta: float, per: Per | None) -> None:
-    made = getattr(fisher, "per", None)
+def _warn_of_mismatch(made: Per | None, beta: float, per: Per | None) -> None:
     if made is not None and per is not None and made != per:
         warnings.warn(
             f"beta={beta:g} is meant for a Fisher with per={per!r}, and this one was made with per={made!r}, a "
@@ -177,6 +158,8 @@ def _matching(fisher: Mapping[str, Tensor], parameters: Mapping[str, nn.Paramete
                 f"The Fisher is of another model: '{name}' has shape {tuple(fisher[name].shape)} there and "
                 f"{tuple(parameter.shape)} here; compute it with eata.fisher(net, images)."
             )
-        if not bool(torch.isfinite(fisher[name]).all()):
-            raise EataError(f"The Fisher of '{name}' is not finite; compute it again on finite images.")
+    finite = torch.stack([torch.isfinite(fisher[name]).all().cpu() for name in parameters])
+    if not bool(finite.all()):
+        broken = list(parameters)[int(finite.int().argmin())]
+        raise EataError(f"The Fisher of '{broken}' is not finite; compute it again on finite images.")
     return {name: fisher[name].detach().to(p.device, p.dtype).clone() for name, p in parameters.items()}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from eata import functional
-from eata.adapter import GradientAdapter, MakeOptimizer, in_range
+from eata.gradient import Choice, GradientAdapter, MakeOptimizer
+from eata.inputs import Inputs, in_range
 from eata.methods.per_image import PerImage
+from eata.norm import Statistics
+from eata.passes import Pass
 
 
 class MEMO(PerImage, GradientAdapter):
@@ -26,7 +28,7 @@ class MEMO(PerImage, GradientAdapter):
         flip: mirror half of the copies; not for digits or text.
         seed: of the random numbers.
 
-    >>> import eata
+    >>> import eata, torch
     >>> net = eata.models.ResNet26(norm="gn")
     >>> net.pretrained_cfg = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
     >>> model = MEMO(net, copies=4)
@@ -37,6 +39,7 @@ class MEMO(PerImage, GradientAdapter):
     def __init__(
         self,
         net: nn.Module,
+        *,
         copies: int = 32,
         lr: float = 0.005,
         prior: float = 16,
@@ -46,27 +49,29 @@ class MEMO(PerImage, GradientAdapter):
     ) -> None:
         in_range("prior", prior, low=0.0)
         super().__init__(
-            net, copies=copies, flip=flip, seed=seed, lr=lr, optimizer=optimizer, backward="full", prior=prior
+            net,
+            copies=copies,
+            flip=flip,
+            seed=seed,
+            lr=lr,
+            optimizer=optimizer,
+            backward="full",
+            prior=prior,
+            statistics=Statistics(prior, samples=1, constant=True),
         )
-        self._prepared.samples = 1
 
-    def _free_parameters(self, net: nn.Module, layers: int | None) -> dict[str, nn.Parameter]:
+    def free_parameters(self, net: nn.Module, layers: int | None) -> dict[str, nn.Parameter]:
         return dict(net.named_parameters())
 
-    def _one(self, image: Tensor) -> Tensor:
-        if not self._learning:
-            return self._predict_one(image)
+    def loss(self, logits: Tensor, batch: Pass, choice: Choice) -> Tensor:
+        return functional.marginal_entropy(logits)
+
+    def one(self, image: Tensor) -> Tensor:
+        if not self.learning:
+            return self.forward(Inputs(image[None])).logits
         try:
-            logits = self._forward(self.copies.augmix(image))
-            self.stats.forwards += len(logits)
-            loss = functional.marginal_entropy(logits)
-            self._step(torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True), len(logits))
-            return self._predict_one(image)
+            copies = self.forward(Inputs(self.copies.augmix(image)), grad=True)
+            self.update(copies, self.select(copies))
+            return self.forward(Inputs(image[None])).logits
         finally:
             self.restore_source()
-
-    def _predict_one(self, image: Tensor) -> Tensor:
-        with torch.no_grad():
-            logits = self._forward(image[None])
-        self.stats.forwards += 1
-        return logits

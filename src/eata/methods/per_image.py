@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eata.adapter import Adapter, in_range
+from eata.adapter import Adapter
 from eata.augmentation import Copies
-from eata.errors import EataError
+from eata.errors import InputError
+from eata.inputs import Inputs, in_range
+from eata.passes import Pass
 
 
 class PerImage(Adapter):
@@ -25,47 +27,49 @@ class PerImage(Adapter):
         settings: of the next class in line.
     """
 
+    flip: bool
+    seed: int
+
     def __init__(self, net: nn.Module, *, copies: int, flip: bool, seed: int, **settings: Any) -> None:
         in_range("copies", copies, low=1)
+        made = Copies(net, copies, flip, seed)
         super().__init__(net, **settings)
-        self.settings.update(copies=copies, flip=flip, seed=seed)
-        self.copies = Copies(net, copies, flip, seed)
+        self.copies = made
+        self.declare(flip=flip, seed=seed)
+        self.remember("generator", made.generator)
 
-    def _predict_and_adapt(self, x: Tensor) -> Tensor:
-        return torch.cat([self._one(image) for image in x])
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The method's arguments as they are now."""
+        return {**super().settings, "copies": self.copies.count}
 
-    def _one(self, image: Tensor) -> Tensor:
+    def run(self, inputs: Inputs) -> Tensor:
+        return torch.cat([self.one(image) for image in inputs.images])
+
+    def one(self, image: Tensor) -> Tensor:
         """Logits (1, C) of one image (channels, H, W)."""
         raise NotImplementedError
 
-    def _forward(self, x: Tensor) -> Tensor:
-        logits = super()._forward(x)
-        if logits.dim() > 2:
-            raise EataError(
-                f"The net gave logits of shape {tuple(logits.shape)}; eata.{type(self).__name__} is for classifiers "
-                "with one prediction for each image."
+    def forward(self, inputs: Inputs, *, grad: bool = False, count: bool = True) -> Pass:
+        batch = super().forward(inputs, grad=grad, count=count)
+        if batch.logits.dim() > 2:
+            raise InputError(
+                f"The net gave logits of shape {tuple(batch.logits.shape)}; eata.{type(self).__name__} is for "
+                "classifiers with one prediction for each image."
             )
-        return logits
+        return batch
 
-    def _checked(self, x: Tensor) -> Tensor:
-        x = super()._checked(x)
-        if x.dim() != 4:
-            raise EataError(
-                f"eata.{type(self).__name__} makes copies of images and takes (B, C, H, W), not {tuple(x.shape)}."
+    def checked(self, inputs: Inputs) -> Inputs:
+        inputs = super().checked(inputs)
+        if inputs.first.dim() != 4:
+            raise InputError(
+                f"eata.{type(self).__name__} makes copies of images and takes (B, C, H, W), not {tuple(inputs.shape)}."
             )
-        if len(self.copies.mean) not in (1, x.shape[1]):
-            raise EataError(
-                f"The images have {x.shape[1]} channels, but net.pretrained_cfg['mean'] has {len(self.copies.mean)}."
+        if len(inputs.tensors) > 1:
+            raise InputError(f"eata.{type(self).__name__} takes images alone, not {len(inputs.tensors)} tensors.")
+        if len(self.copies.mean) not in (1, inputs.shape[1]):
+            raise InputError(
+                f"The images have {inputs.shape[1]} channels, but net.pretrained_cfg['mean'] has "
+                f"{len(self.copies.mean)}."
             )
-        return x
-
-    def reset(self) -> None:
-        super().reset()
-        self.copies.reset()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "generator": self.copies.generator.get_state()}
-
-    def _take_state(self, saved: dict[str, Any]) -> None:
-        super()._take_state(saved)
-        self.copies.generator.set_state(saved["generator"])
+        return inputs

@@ -7,6 +7,7 @@ import math
 from torch import nn
 
 from eata.adapter import Adapter
+from eata.norm import Statistics
 
 
 class Source(Adapter):
@@ -21,4 +22,4 @@ class Source(Adapter):
     """
 
     def __init__(self, net: nn.Module) -> None:
-        super().__init__(net, prior=math.inf)
+        super().__init__(net, statistics=Statistics(math.inf))

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
+
 from torch import Tensor, nn
 
-from eata.adapter import Backward, Choice, GradientAdapter, MakeOptimizer
+from eata.gradient import GradientAdapter
+from eata.inputs import Inputs
+
+if TYPE_CHECKING:
+    from eata.gradient import Shared, Unpack
 
 
 class Tent(GradientAdapter):
@@ -13,14 +18,11 @@ class Tent(GradientAdapter):
 
     Args:
         net: a model with normalization layers.
-        lr: learning rate; the paper's 0.00025 (ImageNet), 0.005 for CIFAR-10.
         episodic: restore the source weights for each batch, step, and predict the batch again with the stepped weights
             (two forwards); nothing is carried over.
-        optimizer: function from parameters to a torch optimizer; default SGD, momentum 0.9.
-        backward: ``"rows"`` or ``"full"``; the same for Tent, which uses all rows.
-        layers: adapt only the last ``layers`` normalization layers; None means all.
-        lean: keep in memory only what training scale and shift needs (with ``backward="rows"``).
+        shared: ``lr`` (the paper's 0.005 for CIFAR-10) and the other arguments of ``eata.GradientAdapter``.
 
+    >>> import torch
     >>> _ = torch.manual_seed(0)
     >>> net = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 3))
     >>> model = Tent(net, lr=0.1)
@@ -28,31 +30,18 @@ class Tent(GradientAdapter):
     (torch.Size([4, 3]), 4)
     """
 
-    def __init__(
-        self,
-        net: nn.Module,
-        lr: float = 0.00025,
-        episodic: bool = False,
-        optimizer: MakeOptimizer | None = None,
-        backward: Backward = "rows",
-        layers: int | None = None,
-        lean: bool = False,
-    ) -> None:
-        super().__init__(net, lr=lr, optimizer=optimizer, backward=backward, layers=layers, lean=lean)
-        self.settings["episodic"] = episodic
-        self.episodic = episodic
+    episodic: bool
 
-    def select(self, logits: Tensor) -> Choice:
-        """Every sample, with weight 1."""
-        everything = torch.arange(len(logits), device=logits.device)
-        return Choice(everything, logits.new_ones(len(logits)), len(logits))
+    def __init__(self, net: nn.Module, *, episodic: bool = False, **shared: Unpack[Shared]) -> None:
+        super().__init__(net, **shared)
+        self.declare(episodic=episodic)
 
-    def _predict_and_adapt(self, x: Tensor) -> Tensor:
-        logits = super()._predict_and_adapt(x)
-        if not (self.episodic and self._learning):
-            return logits
+    def run(self, inputs: Inputs) -> Tensor:
+        if not (self.episodic and self.learning):
+            return super().run(inputs)
         try:
+            super().run(inputs)
             with self.frozen():
-                return super()._predict_and_adapt(x)
+                return super().run(inputs)
         finally:
             self.restore_source()

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from eata.adapter import GradientAdapter, MakeOptimizer
 from eata.augmentation import rotate
-from eata.errors import EataError
+from eata.errors import EataError, InputError
+from eata.gradient import GradientAdapter, MakeOptimizer
+from eata.inputs import Inputs
 from eata.methods.per_image import PerImage
 
 
@@ -39,9 +40,12 @@ class TTT(PerImage, GradientAdapter):
     (torch.Size([2, 10]), 10, 8)
     """
 
+    episodic: bool
+
     def __init__(
         self,
         net: nn.Module,
+        *,
         copies: int = 32,
         lr: float = 0.001,
         episodic: bool = False,
@@ -64,20 +68,16 @@ class TTT(PerImage, GradientAdapter):
             backward="full",
             prior=math.inf,
         )
-        self.settings["episodic"] = episodic
-        self.episodic = episodic
+        self.declare(episodic=episodic)
 
-    def _free_parameters(self, net: nn.Module, layers: int | None) -> dict[str, nn.Parameter]:
+    def free_parameters(self, net: nn.Module, layers: int | None) -> dict[str, nn.Parameter]:
         return dict(net.named_parameters())  # the classifier's own get no gradient, hence no step
 
-    def _one(self, image: Tensor) -> Tensor:
+    def one(self, image: Tensor) -> Tensor:
         try:
-            if self._learning:
+            if self.learning:
                 self._learn_rotation(image)
-            with torch.no_grad():
-                logits = self._forward(image[None])
-            self.stats.forwards += 1
-            return logits
+            return self.forward(Inputs(image[None])).logits
         finally:
             if self.episodic:
                 self.restore_source()
@@ -88,13 +88,14 @@ class TTT(PerImage, GradientAdapter):
         rotation: Any = self.net.rotation
         loss = F.cross_entropy(rotation(copies), turns)
         self.stats.forwards += len(copies)
-        self._step(torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True), len(copies))
+        self.step(torch.autograd.grad(loss, self.differentiable, allow_unused=True), len(copies))
 
-    def _checked(self, x: Tensor) -> Tensor:
-        x = super()._checked(x)
-        if x.shape[2] != x.shape[3]:
-            raise EataError(
-                f"eata.TTT turns images by 90 degrees, so they have to be square, not {x.shape[2]} x {x.shape[3]}; "
+    def checked(self, inputs: Inputs) -> Inputs:
+        inputs = super().checked(inputs)
+        height, width = inputs.shape[2:]
+        if height != width:
+            raise InputError(
+                f"eata.TTT turns images by 90 degrees, so they have to be square, not {height} x {width}; "
                 "crop or resize them."
             )
-        return x
+        return inputs

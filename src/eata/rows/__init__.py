@@ -7,14 +7,15 @@ user's model is not changed.
 The samples are independent under GroupNorm, LayerNorm, InstanceNorm and BatchNorm with the source's statistics: there
 the gradient is the textbook one. With the batch's statistics it is an approximation; `eata.rows.batchnorm` says which.
 
-How an adapter uses it, with one `Engine` for its life::
+How an adapter uses it, with one `Engine` for its life (`eata.passes`)::
 
-    engine = rows.Engine(lean=False)
-    logits = engine.forward(net, lambda: net(x))                      # (B, C), with a graph
-    gradients = engine.gradients(logits, index, loss_of, parameters)  # as torch.autograd.grad(..., allow_unused=True)
+    watch = engine.watch(layers, statistics)   # the layers of the net, and what they normalize by
+    with watch:
+        logits = net(x)                        # (B, C), with a graph
+    gradients = engine.gradients(watch, logits, index, loss_of, parameters)
 
-``loss_of`` gets the logits of the chosen rows, (B', C), and gives the loss. If anything inside fails, the forward pass
-is run again and the full gradient is taken, for this batch and all later ones, with one warning.
+``loss_of`` gets the logits of the chosen rows, (B', C), and gives the loss. If anything inside fails, `RowsFailed` is
+raised, and the engine is out of order from there on: the caller forwards again and takes the full gradient.
 """
 
 from __future__ import annotations
@@ -24,28 +25,37 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from eata import allocator
 from eata.errors import EataError
+from eata.norm import Layer, Statistics
 from eata.rows.forward import Watch
 from eata.rows.gradient import Place, RowGradient, Rows
 
-__all__ = ["Engine", "RowGradient", "Rows", "Watch", "select_rows"]
+__all__ = ["Engine", "RowGradient", "Rows", "RowsFailed", "Watch", "full_gradients", "select_rows"]
 
 BREAK_EVEN = 0.7  # share of stored rows above which the full backward is as fast (benchmarks.step)
 
+LossOf = Callable[[Tensor], Tensor]
+Gradients = tuple[Tensor | None, ...]
+
+
+class RowsFailed(RuntimeError):  # noqa: N818 (it is an event, and always caught)
+    """The row-sparse backward does not work with this model; the forward pass has to be run again."""
+
 
 class Engine:
-    """Forward passes watched, and gradients on some rows of them.
+    """Gradients on some rows of watched forward passes.
 
     Args:
-        lean: keep in memory only what training scale and shift needs (`eata.lean`).
+        lean: keep in memory only what training scale and shift needs (`eata.rows.lean`).
 
+    >>> from torch import nn
     >>> net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
     >>> x, chosen, engine = torch.randn(8, 3), torch.tensor([1, 4]), Engine()
-    >>> logits = engine.forward(net, lambda: net(x))
-    >>> ours = engine.gradients(logits, chosen, torch.sum, list(net[1].parameters()))
+    >>> with engine.watch([], Statistics(prior=0)) as watch:
+    ...     logits = net(x)
+    >>> ours = engine.gradients(watch, logits, chosen, torch.sum, list(net[1].parameters()))
     >>> textbook = torch.autograd.grad(net(x)[chosen].sum(), list(net[1].parameters()))
     >>> all(torch.allclose(a, b, atol=1e-6) for a, b in zip(ours, textbook))
     True
@@ -55,45 +65,19 @@ class Engine:
         self.lean = lean
         self.failed = False
         self.rows: Rows | None = None  # what the last gradient stored; None after a full one
-        self._channels_last = True
-        self._watch: Watch | None = None
-        self._again: Callable[[], Tensor] | None = None
 
-    def forward(self, net: nn.Module, run: Callable[[], Tensor]) -> Tensor:
-        """``run()``, which calls ``net`` and gives its logits, watched; it is kept to be repeated if need be."""
-        self._watch, self._again = None, run
-        if self.failed or not torch.is_grad_enabled() or _compiled(net):
-            return run()
-        try:
-            return self._watched(run)
-        except Exception:
-            # Code that takes images apart by .view() does not run on every memory layout. The model's own errors come
-            # again the second time.
-            if not self._channels_last:
-                raise
-            self._channels_last = False
-            return self._watched(run)
-
-    def _watched(self, run: Callable[[], Tensor]) -> Tensor:
-        watch = Watch(self.lean, self._channels_last)
-        with watch:
-            logits = run()
-        if self.lean and isinstance(logits, Tensor) and logits.device.type == "cpu":
-            allocator.give_back()
-        self._watch = watch
-        return logits
+    def watch(self, layers: Sequence[Layer], statistics: Statistics, needs_features: bool = False) -> Watch:
+        """For one forward pass of the net that has these BatchNorm layers."""
+        return Watch(layers, statistics, needs_features, self.lean)
 
     def gradients(
-        self,
-        logits: Tensor,
-        index: Tensor,
-        loss_of: Callable[[Tensor], Tensor],
-        parameters: Sequence[Tensor],
-    ) -> tuple[Tensor | None, ...]:
+        self, watch: Watch, logits: Tensor, index: Tensor, loss_of: LossOf, parameters: Sequence[Tensor]
+    ) -> Gradients:
         """Gradients of ``loss_of(logits[index])``.
 
         Args:
-            logits: of ``forward``, batch first.
+            watch: of the forward pass.
+            logits: of it, batch first.
             index: chosen rows, each once, at least one.
             loss_of: from the chosen rows' logits, (B', C), to a scalar.
             parameters: to differentiate by.
@@ -102,13 +86,11 @@ class Engine:
             One gradient for each parameter; None where it does not take part.
         """
         index = checked_index(logits, index)
-        watch, again, self._watch, self._again = self._watch, self._again, None, None
-        self.rows = rows = None if watch is None else watch.rows_for(logits, index, BREAK_EVEN)
-        if watch is None or again is None or rows is None:
-            return _full(logits, index, loss_of, parameters)
         try:
-            chosen = select_rows(logits, index, rows)
-            found = torch.autograd.grad(loss_of(chosen), parameters, allow_unused=True)
+            self.rows = rows = watch.rows_for(logits, index, BREAK_EVEN)
+            if rows is not None:
+                chosen = select_rows(logits, index, rows)
+                found = torch.autograd.grad(loss_of(chosen), parameters, allow_unused=True)
         except Exception as problem:  # whatever the model does that no rule foresaw: the textbook gradient is right
             self.failed, self.rows = True, None
             first = (str(problem).splitlines() or [""])[0]
@@ -118,9 +100,11 @@ class Engine:
                 UserWarning,
                 stacklevel=2,
             )
-            return _full(again(), index, loss_of, parameters)
+            raise RowsFailed from problem
         finally:
             watch.rows = None
+        if rows is None:
+            return full_gradients(logits, index, loss_of, parameters)
         return tuple(g.dense() if isinstance(g, RowGradient) else g for g in found)
 
 
@@ -142,15 +126,9 @@ def checked_index(logits: Tensor, index: Tensor) -> Tensor:
     return index
 
 
-def _full(
-    logits: Tensor, index: Tensor, loss_of: Callable[[Tensor], Tensor], parameters: Sequence[Tensor]
-) -> tuple[Tensor | None, ...]:
-    chosen = logits if len(index) == len(logits) and _ascending(index) else logits.index_select(0, index)
-    return torch.autograd.grad(loss_of(chosen), parameters, allow_unused=True)
-
-
-def _ascending(index: Tensor) -> bool:
-    return bool((index[1:] > index[:-1]).all())
+def full_gradients(logits: Tensor, index: Tensor, loss_of: LossOf, parameters: Sequence[Tensor]) -> Gradients:
+    """The textbook gradients of ``loss_of(logits[index])``."""
+    return torch.autograd.grad(loss_of(logits.index_select(0, index)), parameters, allow_unused=True)
 
 
 class _SelectRows(torch.autograd.Function):
@@ -178,8 +156,3 @@ def select_rows(logits: Tensor, index: Tensor, rows: Rows | None = None) -> Tens
         rows = Rows(index.sort().values, len(logits))
     chosen: Tensor = _SelectRows.apply(logits, index, rows)  # type: ignore[no-untyped-call]
     return chosen
-
-
-def _compiled(net: nn.Module) -> bool:
-    """Whether some part is compiled: its backward is one opaque kernel that takes plain tensors only."""
-    return any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in net.modules())

@@ -14,6 +14,9 @@ back, with sum w_k = B:
 where dy is already the sum over the rows that k stands for. w = 1 with all rows stored is the exact gradient; w = B/B'
 without stand-ins takes the chosen rows for the batch (biased, since confident samples are not typical ones).
 
+Where the statistics are a mixture, a share p of fixed ones and 1 - p of the batch's, y is normalized by the mixture,
+both sums count 1 - p, and y_i in front of the last one is centred by the batch's own mean.
+
 Which rows stand in, and their weights, is a quadrature problem: the weighted sum of what describes a row shall match
 the sum over the batch. A row is described by its mean and mean square in each channel of some BatchNorm layers. See
 `stand_ins`. No random numbers are drawn.
@@ -31,7 +34,8 @@ import torch
 from torch import Tensor
 
 from eata.allocator import block_like
-from eata.rows.gradient import RowGradient, Rows, is_channels_last, take
+from eata.norm import batch_statistics
+from eata.rows.gradient import RowGradient, is_channels_last, take
 from eata.rows.rules import rule
 
 aten = torch.ops.aten
@@ -77,51 +81,79 @@ def statistics(moments: Moments | None, x: Tensor) -> tuple[Tensor, Tensor] | No
     """Mean and (biased) variance by channel; None where rounding would show, that is |mean| >> deviation."""
     if moments is None or not moments.exact or x.dtype != torch.float32:
         return None
-    mean = moments.mean.mean(0, dtype=torch.float64)
+    wide = torch.float32 if x.device.type == "mps" else torch.float64
+    mean = moments.mean.mean(0, dtype=wide)
     square_of_mean = mean.square()
-    variance = moments.square.mean(0, dtype=torch.float64).sub_(square_of_mean).clamp_min_(0)
+    variance = moments.square.mean(0, dtype=wide).sub_(square_of_mean).clamp_min_(0)
     if bool((variance < 1e-2 * square_of_mean).any()):
         return None
     return mean.float(), variance.float()
 
 
+# A share of fixed mean and variance that the batch's own are mixed with.
+Given: TypeAlias = tuple[float, Tensor, Tensor]
+
+
 class BatchNorm(torch.autograd.Function):
-    """Batch-statistics BatchNorm: the same values as PyTorch's, faster statistics, and the rule above backward."""
+    """BatchNorm by the batch's statistics, or a mixture with fixed ones: faster, and with the rule above backward."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, moments: Moments | None, half: bool
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        moments: Moments | None,
+        half: bool,
+        given: Given | None = None,
     ) -> Tensor:
         """Normalize; ``half`` keeps the input for the backward pass in 16 bits."""
         known = statistics(moments, x)
+        if known is None and given is not None:
+            known = batch_statistics(x.to(torch.promote_types(x.dtype, given[1].dtype)))
         if known is None:
             y, mean, rstd = torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, eps)
+            own_mean = mean
         else:
-            mean, variance = known
+            own_mean, variance = known
+            mean = own_mean
+            if given is not None:
+                share, fixed_mean, fixed_variance = given
+                mean, variance = mean.lerp(fixed_mean, share), variance.lerp(fixed_variance, share)
             y = torch.native_batch_norm(x, weight, bias, mean, variance, False, 0.0, eps)[0]
             rstd = (variance + eps).rsqrt_()
-        ctx.affine, ctx.eps, ctx.dtype = weight is not None, eps, x.dtype
+        ctx.affine, ctx.eps, ctx.dtype, ctx.own = weight is not None, eps, x.dtype, 1 - given[0] if given else 1.0
+        off = None if given is None else own_mean - mean  # of the batch's own mean from the one that was used
         if half:
             x = _normalized_half(x, mean, rstd)
             weight = rstd if weight is None else rstd * weight
+            off = None if off is None else off * rstd
             mean, rstd = torch.zeros_like(mean), torch.ones_like(rstd)
-        ctx.save_for_backward(x, weight, mean, rstd)
+        ctx.save_for_backward(x, weight, mean, rstd, off)
         return y
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
         """The rule at the top, or the exact gradient where ``g`` is dense."""
-        x, weight, mean, rstd = ctx.saved_tensors
+        x, weight, mean, rstd, off = ctx.saved_tensors
         if isinstance(g, RowGradient) and g.place.dim == 0 and g.place.outer == g.place.inner == 1:
             own = g.take(x).to(ctx.dtype)
-            dx, dweight, dbias = _on_rows(g.kept, own, weight, mean, rstd, g.rows, ctx.eps)
+            count = g.rows.batch * math.prod(x.shape[2:])
+            dx, dweight, dbias = _by_sums(g.kept, own, weight, mean, rstd, off, ctx.own, g.rows.weight, count, ctx.eps)
             dx = g.like(dx)
         else:
             dense = g.dense() if isinstance(g, RowGradient) else g
-            dx, dweight, dbias = aten.native_batch_norm_backward(
-                dense, x.to(ctx.dtype), weight, None, None, mean, rstd, True, ctx.eps, (True, True, True)
-            )
-        return dx, *((dweight, dbias) if ctx.affine else (None, None)), None, None, None
+            x = x.to(ctx.dtype)
+            if off is None:
+                dx, dweight, dbias = aten.native_batch_norm_backward(
+                    dense, x, weight, None, None, mean, rstd, True, ctx.eps, (True, True, True)
+                )
+            else:
+                count = x.numel() // x.shape[1]
+                copy = x if x.data_ptr() != ctx.saved_tensors[0].data_ptr() else x.clone()
+                dx, dweight, dbias = _by_sums(dense, copy, weight, mean, rstd, off, ctx.own, None, count, ctx.eps)
+        return dx, *((dweight, dbias) if ctx.affine else (None, None)), None, None, None, None
 
 
 def _normalized_half(x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
@@ -136,23 +168,36 @@ def _normalized_half(x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
     return half
 
 
-def _on_rows(
-    g: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, rows: Rows, eps: float
+def _by_sums(
+    g: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
+    off: Tensor | None,
+    own: float,
+    row_weight: Tensor | None,
+    count: int,
+    eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients from the stored rows; overwrites ``x``, which is a copy."""
+    """Gradients from some rows, or all, of ``count`` values a channel; overwrites ``x``, which is a copy.
+
+    ``own`` is the batch's part in the statistics, ``off`` how far its mean is from the one that was used, and
+    ``row_weight`` how many rows each one stands for (None: one).
+    """
     # The kernel for fixed statistics gives the two sums without another large tensor.
     variance = rstd.pow(-2) - eps
     _, dot, total = aten.native_batch_norm_backward(
         g, x, weight, mean, variance, None, None, False, eps, (False, True, True)
     )
-    count = rows.batch * math.prod(x.shape[2:])
     scale = rstd if weight is None else rstd * weight
-    slope = -scale * rstd * dot / count
-    offset = -scale * total / count - slope * mean
+    slope = -own * scale * rstd * dot / count
+    offset = -own * scale * total / count - slope * (mean if off is None else mean + off)
     ones = [1] * (x.dim() - 2)
-    row_weight = torch.ones(rows.count, dtype=x.dtype, device=x.device) if rows.weight is None else rows.weight.to(x)
-    slopes = (row_weight[:, None] * slope).view(*x.shape[:2], *ones)
-    offsets = (row_weight[:, None] * offset).view(*x.shape[:2], *ones)
+    if row_weight is None:
+        row_weight = torch.ones(1, dtype=x.dtype, device=x.device)
+    slopes = (row_weight.to(x)[:, None] * slope).view(-1, x.shape[1], *ones)
+    offsets = (row_weight.to(x)[:, None] * offset).view(-1, x.shape[1], *ones)
     torch.addcmul(offsets, x, slopes, out=x).addcmul_(g, scale.view(1, -1, *ones))
     return x, dot, total
 
@@ -216,7 +261,9 @@ def stand_ins(layers: list[Moments], index: Tensor) -> tuple[Tensor, Tensor]:
         rest = rest - np.outer(column, rest[best])
         free[best] = False
     stored = np.flatnonzero(~free)
-    return torch.from_numpy(stored).to(index.device), torch.from_numpy(_weights(kernel, stored)).to(index.device)
+    weights = torch.from_numpy(_weights(kernel, stored))
+    weights = weights.float() if index.device.type == "mps" else weights  # it has no float64
+    return torch.from_numpy(stored).to(index.device), weights.to(index.device)
 
 
 def _likeness(layers: list[Moments]) -> Matrix:
@@ -227,7 +274,7 @@ def _likeness(layers: list[Moments]) -> Matrix:
     spread = torch.cat([layer.square for layer in layers], 1) - 2 * mean * center  # around the channel's mean
     described = torch.cat([mean - center, spread - spread.mean(0)], 1)
     described = described * (share.repeat(2) / described.std(0, correction=0).clamp_min_(1e-12))
-    products = (described @ described.T).double().cpu()
+    products = (described @ described.T).cpu().double()
     products /= products.diagonal().mean().clamp_min(1e-12)
     alike: Matrix = products.numpy()  # small from here on: numpy's calls cost a fraction of torch's
     return alike + alike**2 + 10.0  # the constant: what the weights sum to matters most

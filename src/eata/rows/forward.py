@@ -8,76 +8,70 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
-from eata import lean as lean_forward
-from eata.rows import batchnorm
+from eata.norm import Layer, Normalizing, Statistics
+from eata.rows import batchnorm, lean, shape_rules  # noqa: F401 (importing the rules registers them)
 from eata.rows.gradient import Rows, reenter
 
 DESCRIBED = 3  # every third BatchNorm layer tells as much of the rows as all of them (cosines equal to 0.002)
 NORMS = (F.group_norm, F.layer_norm, F.instance_norm, F.batch_norm)
 
 
-class Watch(TorchFunctionMode):
+class Watch(Normalizing):
     """One forward pass. BatchNorm by the batch's statistics is replaced by our own; all else runs as it is.
 
     Args:
-        lean: swap convolutions, ReLU and pooling for those that keep less (`eata.lean`).
-        channels_last: images lie pixel by pixel from the first convolution on, the layout that CPU kernels like best.
+        layers: of the net that runs.
+        statistics: what they normalize by.
+        needs_features: whether the input of the last linear layer is asked for.
+        keep_less: swap convolutions, ReLU and pooling for those that keep less (`eata.rows.lean`).
     """
 
-    def __init__(self, lean: bool = False, channels_last: bool = False) -> None:
-        super().__init__()
-        self.lean, self.channels_last = lean, channels_last
+    def __init__(
+        self, layers: Sequence[Layer], statistics: Statistics, needs_features: bool = False, keep_less: bool = False
+    ) -> None:
+        super().__init__(layers, statistics, needs_features)
+        self.keep_less = keep_less
         self.rows: Rows | None = None  # of the backward pass under way
-        self.layers: list[batchnorm.Moments] = []  # of those that describe the rows
+        self.moments: list[batchnorm.Moments] = []  # of the layers that describe the rows
         self.lengths: list[int] = []  # of the input of each BatchNorm layer
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        if func is torch.conv2d and self.channels_last and isinstance(args[0], Tensor):
-            self.channels_last = False
-            if args[0].dim() == 4 and args[0].device.type == "cpu":
-                args = (args[0].contiguous(memory_format=torch.channels_last), *args[1:])
-        if func is F.group_norm and not args[0].requires_grad:
-            # PyTorch 2.13 crashes in the channels-last backward of a GroupNorm whose input needs no gradient.
-            args = (args[0].contiguous(), *args[1:])
-        if func in NORMS and torch.is_grad_enabled():
-            result = self._batch_norm(*args, **kwargs) if func is F.batch_norm else NotImplemented
-            if result is NotImplemented:
-                result = func(*args, **kwargs)
+        if func in NORMS:
+            result = super().__torch_function__(func, types, args, kwargs)
             if isinstance(result, Tensor) and result.requires_grad:
                 result.register_hook(self._reenter)
             return result
-        swap: Callable[..., Any] | None = lean_forward.SWAPS.get(func) if self.lean else None
+        swap: Callable[..., Any] | None = lean.SWAPS.get(func) if self.keep_less else None
         if swap is not None and torch.is_grad_enabled():
-            result = swap(*args, **kwargs)
+            result = swap(*args, **(kwargs or {}))
             if result is not NotImplemented:
                 return result
-        return func(*args, **kwargs)
+        return super().__torch_function__(func, types, args, kwargs)
 
-    def _batch_norm(
+    def batch_norm(
         self,
         x: Tensor,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        training: bool = False,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-    ) -> Any:
-        by_batch = training and running_mean is None and (weight is None) == (bias is None)
-        if not by_batch or x.numel() == x.shape[1] or not (x.requires_grad or _learns(weight)):
-            return NotImplemented
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        share: float,
+        mean: Tensor | None,
+        variance: Tensor | None,
+    ) -> Tensor:
+        learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias))
+        one_value = x.numel() == x.shape[1]
+        if share == 1 or one_value or not learns or (weight is None) != (bias is None):
+            return super().batch_norm(x, weight, bias, eps, share, mean, variance)
         described = len(self.lengths) % DESCRIBED == 0
         moments = batchnorm.row_moments(x, described)
         self.lengths.append(x.shape[0])
         if described and moments is not None:
-            self.layers.append(moments)
-        return batchnorm.BatchNorm.apply(x, weight, bias, eps, moments, self.lean)  # type: ignore[no-untyped-call]
+            self.moments.append(moments)
+        given = None if mean is None or variance is None or share == 0 else (share, mean, variance)
+        return batchnorm.BatchNorm.apply(x, weight, bias, eps, moments, self.keep_less, given)  # type: ignore[no-any-return,no-untyped-call]
 
     def _reenter(self, gradient: Tensor) -> Tensor | None:
         return None if self.rows is None else reenter(gradient, self.rows)
@@ -88,13 +82,9 @@ class Watch(TorchFunctionMode):
         if len(index) > break_even * batch or any(length != batch for length in self.lengths):
             return None
         stored, weight = index.sort().values, None
-        if self.layers:
-            stored, weight = batchnorm.stand_ins(self.layers, stored)
+        if self.moments:
+            stored, weight = batchnorm.stand_ins(self.moments, stored)
         if len(stored) > break_even * batch:
             return None
         self.rows = Rows(stored, batch, weight)
         return self.rows
-
-
-def _learns(parameter: Tensor | None) -> bool:
-    return parameter is not None and parameter.requires_grad

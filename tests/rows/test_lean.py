@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from eata import allocator, rows
 from eata.models.resnet26 import ResNet26
-from test_rows import by_batch, norm_parameters, sharp, vector
+from rows.test_rows import by_batch, forward, norm_parameters, sharp, vector
 
 
 def net_of(norm: type[nn.Module]) -> nn.Sequential:
@@ -31,8 +31,7 @@ def frozen(net: nn.Module) -> list[Tensor]:
 
 def gradient(net: nn.Module, x: Tensor, index: Tensor, parameters: list[Tensor], lean: bool) -> Tensor:
     engine = rows.Engine(lean)
-    logits = engine.forward(net, lambda: net(x))
-    found = vector(engine.gradients(logits, index, sharp, parameters))
+    found = vector(forward(engine, net, x, parameters).gradients(index, sharp))
     assert not engine.failed
     return found
 
@@ -70,7 +69,7 @@ def saved_bytes(net: nn.Module, x: Tensor, lean: bool) -> int:
 
     own = {p.untyped_storage().data_ptr() for p in net.parameters()}
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        logits = rows.Engine(True).forward(net, lambda: net(x)) if lean else net(x)
+        logits = forward(rows.Engine(True), net, x, norm_parameters(net)) if lean else net(x)
     del logits
     return sum(size for at, size in seen.items() if at not in own)
 

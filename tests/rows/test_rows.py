@@ -15,10 +15,15 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from eata import rows
+from eata.errors import InputError
+from eata.inputs import Inputs
 from eata.models.resnet26 import ResNet26
+from eata.norm import Statistics
+from eata.passes import Pass, Runner
 from eata.rows import batchnorm
 from eata.rows.gradient import Place, RowGradient, Rows
 
+SOURCE = Statistics(math.inf)
 CHOSEN = torch.tensor([1, 4, 5])
 B = 9
 
@@ -54,6 +59,10 @@ def by_batch(net: nn.Module) -> nn.Module:
     return net
 
 
+def forward(engine: rows.Engine, net: nn.Module, x: Tensor, parameters: Sequence[Tensor]) -> Pass:
+    return Runner(net, engine)(Inputs(x), SOURCE, parameters)
+
+
 def both(
     net: nn.Module,
     x: Tensor,
@@ -63,8 +72,7 @@ def both(
 ) -> tuple[rows.Engine, Tensor, Tensor]:
     """Engine, its gradient and autograd's, each as one vector."""
     engine = rows.Engine()
-    logits = engine.forward(net, lambda: net(x))
-    ours = engine.gradients(logits, chosen, loss, parameters)
+    ours = forward(engine, net, x, parameters).gradients(chosen, loss)
     textbook = torch.autograd.grad(loss(net(x)[chosen]), parameters, allow_unused=True)
     assert [g is None for g in ours] == [g is None for g in textbook]
     return engine, vector(ours), vector(textbook)
@@ -415,9 +423,9 @@ def test_autocast(norm: str) -> None:
     x = images(3, 8, 8)
     engine = rows.Engine()
     with torch.autocast("cpu", torch.bfloat16):
-        logits = engine.forward(net, lambda: net(x))
-        assert logits.dtype == torch.bfloat16
-        ours = vector(engine.gradients(logits, CHOSEN, lambda z: sharp(z.float()), parameters))
+        batch = forward(engine, net, x, parameters)
+        assert batch.logits.dtype == torch.bfloat16
+        ours = vector(batch.gradients(CHOSEN, lambda z: sharp(z.float())))
         textbook = vector(torch.autograd.grad(sharp(net(x)[CHOSEN].float()), parameters))
     assert engine.rows is not None
     assert ours.dtype == torch.float32
@@ -428,8 +436,7 @@ def test_channels_last_stays_on_rows() -> None:
     net, parameters = prepared(ResNet26(10, "gn"))
     x = images(3, 16, 16).double()
     engine = rows.Engine()
-    logits = engine.forward(net, lambda: net(x.to(memory_format=torch.channels_last)))
-    ours = engine.gradients(logits, CHOSEN, sharp, parameters)
+    ours = forward(engine, net, x.to(memory_format=torch.channels_last), parameters).gradients(CHOSEN, sharp)
     textbook = torch.autograd.grad(sharp(net(x)[CHOSEN]), parameters)
     assert (vector(ours) - vector(textbook)).abs().max() < 1e-9
     assert engine.rows is not None
@@ -449,9 +456,14 @@ def test_model_that_needs_plain_layout_gets_it() -> None:
 
 
 def test_error_of_the_model_itself_comes_through() -> None:
-    net, _ = prepared(small())
-    with pytest.raises(RuntimeError, match="channels"):
-        rows.Engine().forward(net, lambda: net(images(4, 8, 8).double()))
+    net, parameters = prepared(small())
+    runner = Runner(net, rows.Engine())
+    with pytest.raises(InputError, match="channels"):
+        runner(Inputs(images(4, 8, 8).double()), SOURCE, parameters)
+    assert runner(Inputs(images(3, 8, 8).double()), SOURCE, parameters).logits.shape == (B, 3)
+    net[0].weight.data = net[0].weight.data.float()
+    with pytest.raises(RuntimeError, match="type"):
+        runner(Inputs(images(3, 8, 8).double()), SOURCE, parameters)
 
 
 def test_shared_modules_and_in_place_operations_are_exact() -> None:
@@ -505,12 +517,12 @@ def test_any_failure_inside_gives_the_full_gradient_and_one_warning(odd: type[to
     net, parameters = prepared(net)
     x = images(8, 8).double()
     engine = rows.Engine()
+    runner = Runner(net, engine)
     textbook = vector(torch.autograd.grad(sharp(net(x)[CHOSEN]), parameters))
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         for _ in range(3):
-            logits = engine.forward(net, lambda: net(x))
-            ours = vector(engine.gradients(logits, CHOSEN, sharp, parameters))
+            ours = vector(runner(Inputs(x), SOURCE, parameters).gradients(CHOSEN, sharp))
             assert torch.equal(ours, textbook)
     assert len([w for w in seen if "row-sparse" in str(w.message)]) == 1
     assert engine.failed
@@ -520,8 +532,9 @@ def test_loss_that_touches_other_rows_gets_the_textbook_gradient() -> None:
     net, parameters = prepared(small())
     x = images(3, 8, 8).double()
     engine = rows.Engine()
-    logits = engine.forward(net, lambda: net(x))
-    ours = engine.gradients(logits, CHOSEN, lambda z: sharp(z) + logits.square().sum(), parameters)
+    with engine.watch([], SOURCE) as watch:
+        logits = net(x)
+    ours = engine.gradients(watch, logits, CHOSEN, lambda z: sharp(z) + logits.square().sum(), parameters)
     again = net(x)
     textbook = torch.autograd.grad(sharp(again[CHOSEN]) + again.square().sum(), parameters)
     assert (vector(ours) - vector(textbook)).abs().max() < 1e-10
@@ -572,7 +585,7 @@ def test_bad_index(index: Tensor, words: str) -> None:
 
 def test_logits_without_a_batch_dimension() -> None:
     with pytest.raises(ValueError, match="first dimension"):
-        rows.Engine().gradients(torch.tensor(1.0), CHOSEN, sharp, [])
+        rows.Engine().gradients(rows.Watch([], SOURCE), torch.tensor(1.0), CHOSEN, sharp, [])
 
 
 def test_logits_of_another_batch_size_than_the_layers_take_the_full_path() -> None:
@@ -668,8 +681,7 @@ def test_rule_is_the_equation(channels_last: bool) -> None:
 def test_all_rows_stored_with_weight_one_is_the_exact_gradient() -> None:
     net, parameters = prepared(by_batch(ResNet26(10, "bn")))
     x = images(3, 16, 16).double()
-    watch = rows.Watch()
-    with watch:
+    with rows.Watch([], SOURCE):
         logits = net(x)
     every = Rows(torch.arange(B), B, torch.ones(B))
     ours = torch.autograd.grad(sharp(rows.select_rows(logits, CHOSEN, every)), parameters)
@@ -684,7 +696,7 @@ def test_forward_is_that_of_pytorch(shape: tuple[int, ...], dtype: torch.dtype, 
     torch.manual_seed(0)
     x = (torch.randn(shape) + offset).to(dtype)
     weight, bias = torch.rand(5, dtype=dtype, requires_grad=True), torch.rand(5, dtype=dtype)
-    with rows.Watch():
+    with rows.Watch([], SOURCE):
         y = F.batch_norm(x, None, None, weight, bias, True)
     torch.testing.assert_close(y, F.batch_norm(x, None, None, weight, bias, True), atol=2e-5, rtol=1e-4)
 

@@ -1,0 +1,174 @@
+"""One forward of one batch, and its gradient."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from eata import allocator, norm, rows
+from eata.errors import EataError
+from eata.inputs import Inputs, checked_logits, misfit
+from eata.norm import Layer, Normalizing, Statistics
+from eata.rows import Gradients, LossOf
+
+
+class Pass:
+    """One forward of one batch: what went in, what came out, and the way back.
+
+    Passes are independent of one another: a method may hold several.
+
+    Attributes:
+        inputs: the batch.
+        logits: (B, C) or (B, C, ...), without a gradient.
+        features: input of the last linear layer, (B, ...), without a gradient; None unless asked for.
+        notes: what one hook of a method wants to tell a later one about this batch.
+    """
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        logits: Tensor,
+        features: Tensor | None = None,
+        gradients: Callable[[Tensor, LossOf], Gradients] | None = None,
+    ) -> None:
+        self.inputs = inputs
+        self.logits = logits.detach()
+        self.features = features
+        self.notes: dict[str, Any] = {}
+        self._gradients = gradients
+
+    def __len__(self) -> int:
+        return len(self.logits)
+
+    def gradients(self, index: Tensor, loss_of: LossOf) -> Gradients:
+        """Gradients of a loss on some rows, by the free parameters; once, for it uses up what the forward kept.
+
+        Args:
+            index: the rows that the loss is about, each once, at least one.
+            loss_of: from their logits, (B', C), with a gradient, to a scalar.
+
+        Returns:
+            One for each free parameter; None where it does not take part.
+        """
+        way_back, self._gradients = self._gradients, None
+        if way_back is None:
+            raise RuntimeError("This pass has no gradient (any more): it was made with grad=False, or its was taken.")
+        return way_back(index, loss_of)
+
+
+class Runner:
+    """Runs a net on batches: by given statistics, in the memory layout that it likes best, watched where that pays.
+
+    Args:
+        net: in eval mode.
+        engine: for gradients on some rows; None for textbook gradients.
+    """
+
+    def __init__(self, net: nn.Module, engine: rows.Engine | None = None) -> None:
+        self.net = net
+        self.layers = norm.batch_norm_layers(net)
+        self._compiled = norm.is_compiled(net)
+        self._plain = norm.is_plain(net)
+        self.engine = None if self._compiled else engine
+        self._channels_last = True
+
+    def __call__(
+        self, inputs: Inputs, statistics: Statistics, parameters: Sequence[Tensor] = (), features: bool = False
+    ) -> Pass:
+        """Forward the batch.
+
+        Args:
+            inputs: the batch.
+            statistics: what BatchNorm layers normalize by.
+            parameters: what gradients will be asked for; none: no gradient is kept.
+            features: keep the input of the last linear layer too.
+        """
+        engine = self.engine if parameters and self.engine is not None and not self.engine.failed else None
+        with torch.set_grad_enabled(bool(parameters)):
+            make = partial(Normalizing if engine is None else engine.watch, self.layers, statistics, features)
+            mode, logits = self._forward(inputs, make, best_layout=engine is not None or not parameters)
+        if features and mode.features is None:
+            raise EataError("No linear layer was seen in this net, so there are no features in front of the last one.")
+        kept = mode.features.detach() if features and mode.features is not None else None
+
+        def gradients(index: Tensor, loss_of: LossOf) -> Gradients:
+            if engine is None or not isinstance(mode, rows.Watch):
+                return rows.full_gradients(logits, index, loss_of, parameters)
+            with contextlib.suppress(rows.RowsFailed):
+                return engine.gradients(mode, logits, index, loss_of, parameters)
+            return self(inputs, statistics, parameters).gradients(index, loss_of)
+
+        return Pass(inputs, logits, kept, gradients if parameters else None)
+
+    def _forward(
+        self, inputs: Inputs, make: Callable[[], Normalizing], best_layout: bool
+    ) -> tuple[Normalizing, Tensor]:
+        """Logits, and what was seen on the way, of images that lie pixel by pixel: CPU kernels like that best.
+
+        The textbook's gradient is taken in the caller's own layout.
+        """
+        try:
+            if best_layout and self._channels_last and _is_picture(inputs.first):
+                try:
+                    return self._once(inputs.map(_pixel_by_pixel), make())
+                except EataError:
+                    raise
+                except Exception:  # the net's own errors come again
+                    found = self._once(inputs, make())
+                self._channels_last = False  # it takes images apart by .view(), say, which needs the usual layout
+                return found
+            return self._once(inputs, make())
+        except (RuntimeError, ValueError, IndexError) as problem:
+            said = None if isinstance(problem, EataError) else misfit(problem, inputs)
+            if said is None:
+                raise
+            raise said from problem
+
+    def _once(self, inputs: Inputs, mode: Normalizing) -> tuple[Normalizing, Tensor]:
+        mode.statistics.begin()
+        with self._around(mode, grad=torch.is_grad_enabled()):
+            logits = checked_logits(inputs(self.net), inputs)
+        if isinstance(mode, rows.Watch) and mode.keep_less and logits.device.type == "cpu":
+            allocator.give_back()
+        return mode, logits
+
+    def _around(self, mode: Normalizing, grad: bool) -> contextlib.AbstractContextManager[Any]:
+        """In what the net runs, so that its layers normalize as the mode says."""
+        if self._compiled:
+            if math.isinf(mode.statistics.prior):
+                return contextlib.nullcontext()
+            if mode.statistics.of_batch_alone:
+                return norm.without_running_statistics(self.layers)
+            raise EataError("A compiled net hides its layers, so statistics can't be mixed; give eata the plain net.")
+        if grad or mode.needs_features or not self._plain:
+            return mode
+        return _instead_of_forward(self.layers, mode)
+
+
+@contextlib.contextmanager
+def _instead_of_forward(layers: Sequence[Layer], mode: Normalizing) -> Iterator[None]:
+    """The layers normalize as the mode says, without it: seeing every function would slow a small net by a fifth.
+
+    Not by setattr, nor by hooks: both would take a good part of a small layer's time.
+    """
+    for layer in layers:
+        layer.module.__dict__["forward"] = partial(mode.normalize, layer)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.module.__dict__["forward"]
+
+
+def _is_picture(x: Tensor) -> bool:
+    return x.dim() == 4 and x.device.type == "cpu" and x.is_floating_point()
+
+
+def _pixel_by_pixel(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
