@@ -15,7 +15,8 @@ from starlette.exceptions import HTTPException
 from torch import nn
 
 import eata
-from eata.adapter import Adapter, in_range
+from eata.adapter import Adapter
+from eata.inputs import in_range
 from eata.serve import schema
 from eata.serve.contract import Contract
 from eata.serve.endpoints import Endpoints

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from eata.adapter import in_range
+from eata.inputs import in_range
 from eata.serve.contract import Floats
 from eata.serve.refusal import Refusal
 
