@@ -288,9 +288,11 @@ def test_a_guards_alarms_and_the_drift_are_told():
             self.model = inner
 
     model = Window(Guarded(object()))
-    alarms = watch.Alarms(model)
+    decisions = watch.Decisions(model)
     assert watch.drift(model) == 0.5
-    assert alarms.fresh(model) == []
+    assert decisions.fresh(model) == []
     model.model.events.append(Seen(2, "collapse"))
-    assert alarms.fresh(model) == ["when: 2, what: collapse"]
-    assert alarms.fresh(model) == []
+    assert decisions.fresh(model) == [("alarm", "when: 2, what: collapse")]
+    assert decisions.fresh(model) == []
+    model.model.events[:] = [Seen(3, "a new list"), Seen(4, "and more")]
+    assert len(decisions.fresh(model)) == 2

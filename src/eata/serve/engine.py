@@ -58,7 +58,7 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._saved = Mark()
         self._count = 0
-        self._alarms = watch.Alarms(model)
+        self._decisions = watch.Decisions(model)
         self.metrics.queue.set_function(lambda: self._queue.samples)
 
     # --- life -----------------------------------------------------------------------------------------------------
@@ -129,6 +129,7 @@ class Engine:
         def run() -> None:
             self._save()  # the way back to what is left behind
             self.model.reset()
+            self._decisions = watch.Decisions(self.model)
             self._next_version()
             self._changed("reset", f"Back to the source model, as version {self.mark.version}.")
 
@@ -209,10 +210,12 @@ class Engine:
         began = time.monotonic()
         logits = self._predict(torch.from_numpy(np.concatenate([job.values for job in jobs])), held)
         seconds = time.monotonic() - began
+        decided = self._heed_guard()
         if not self.mark.frozen:
             self.mark = dataclasses.replace(self.mark, batches=self.mark.batches + 1)
-            if self.model.stats.steps != steps:
+            if decided or self.model.stats.steps != steps:
                 self._next_version()
+        version = self.mark.version if decided else version  # a guard's decision is about the batch at hand already
         self.versions.acknowledge(self.mark)
         self._deliver(jobs, logits, version)
         fresh = self.model.stats
@@ -225,6 +228,14 @@ class Engine:
         self._after(jobs, logits, version, learnt, fresh.backwards - chosen)
         if self.mark.batches - self._saved.batches >= self.settings.save_every:
             self._save()
+
+    def _heed_guard(self) -> bool:
+        """Tell what a guard has decided; whether it has."""
+        decisions = self._decisions.fresh(self.model)
+        for kind, text in decisions:
+            self.metrics.alarms.inc(kind == "alarm")
+            self._event(kind, text)
+        return bool(decisions)
 
     def _answer_pinned(self, jobs: list[Job]) -> None:
         """Predict with a kept version, and put everything back."""
@@ -241,7 +252,7 @@ class Engine:
             self._load(version)
             logits = self._predict(x, everything)
         finally:
-            self.model.load_state_dict(now)
+            self._restore(now)
         self._deliver(jobs, logits, version)
 
     def _predict(self, x: Tensor, held: np.ndarray[Any, np.dtype[np.bool_]]) -> Tensor:
@@ -287,9 +298,6 @@ class Engine:
         seen = [Seen(*each, version) for each in zip(values, best.tolist(), confidence.tolist(), strict=False)]
         point = Point(int(time.time()), samples, 1, entropy * samples, learnt, chosen, self._show(), self.mark.version)
         self.history.add(point, seen)
-        for text in self._alarms.fresh(self.model):
-            metrics.alarms.inc()
-            self._event("alarm", text)
         if self._source is not None and self._count % COMPARE == 1:
             x = torch.from_numpy(np.concatenate([job.values for job in jobs])).to(self._device)
             source = self._source(x).argmax(1).cpu()
@@ -318,10 +326,14 @@ class Engine:
 
     def _load(self, version: int) -> None:
         try:
-            self.model.load_state_dict(self.versions.read(version))
+            self._restore(self.versions.read(version))
         except EataError as problem:
             where = "" if self.versions.folder is None else f"{self.versions.folder}: "
             raise StateError(f"{where}{problem}") from None
+
+    def _restore(self, adaptation: Any) -> None:
+        self.model.load_state_dict(adaptation)
+        self._decisions = watch.Decisions(self.model)  # those of then were told then
 
     def _save(self) -> None:
         """Keep this version. A full disk must not stop the answers; it is said, and the next save tries again."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 import eata
+from eata import methods
 from eata.adapter import Adapter
 from eata.errors import EataError
 from eata.importance import BATCH
@@ -51,9 +51,9 @@ class Recipe:
     def adapter(self, net: nn.Module) -> Adapter:
         """The method around a net, in a window, and guarded if asked for."""
         kind = eata.method(self.method)
-        takes = inspect.signature(kind).parameters
+        takes = methods.takes(kind)
         config: dict[str, Any] = net.pretrained_cfg  # type: ignore[assignment]
-        name = self.preset or ("imagenet" if int(config["num_classes"]) >= 100 else "cifar10")
+        name = self.preset or methods.preset_for(int(config["num_classes"]))
         arguments: dict[str, Any] = dict(eata.preset(name, kind))
         if self.lr is not None and "lr" in takes:
             arguments["lr"] = self.lr

@@ -34,31 +34,36 @@ def method(model: Any) -> str:
     return " of ".join(type(layer).__name__ for layer in _layers(model))
 
 
-class Alarms:
-    """The guard's events, each told once; those of before this server are old news."""
+class Decisions:
+    """A guard's events, each told once; those of before this server are old news."""
 
     def __init__(self, model: Any) -> None:
-        self._told = len(self._events(model))
+        self._last = next(reversed(_events(model)), None)
 
-    def fresh(self, model: Any) -> list[str]:
-        """A sentence for each event since the last call."""
-        events = self._events(model)
-        new = events[self._told :] if self._told <= len(events) else events  # a reset begins a new list
-        self._told = len(events)
-        return [_sentence(event) for event in new]
-
-    @staticmethod
-    def _events(model: Any) -> list[Any]:
-        for layer in _layers(model):
-            if isinstance(found := getattr(layer, "events", None), list):
-                return found
-        return []
+    def fresh(self, model: Any) -> list[tuple[str, str]]:
+        """Kind (``"alarm"``, or ``"guard"`` for the others) and text of each event since the last call."""
+        new = []
+        for event in reversed(_events(model)):
+            if event == self._last:
+                break
+            new.append(event)
+        self._last = new[0] if new else self._last
+        return [
+            ("alarm" if getattr(event, "kind", "alarm") == "alarm" else "guard", _text(event)) for event in new[::-1]
+        ]
 
 
-def _sentence(event: Any) -> str:
-    if not dataclasses.is_dataclass(event):
+def _events(model: Any) -> list[Any]:
+    for layer in _layers(model):
+        if isinstance(found := getattr(layer, "events", None), list):
+            return found
+    return []
+
+
+def _text(event: Any) -> str:
+    """The event's own words, else its fields."""
+    if "__str__" in vars(type(event)) or not dataclasses.is_dataclass(event):
         return str(event)
     fields = ((field.name, getattr(event, field.name)) for field in dataclasses.fields(event))
-    return ", ".join(
-        f"{name}: {value:.4g}" if isinstance(value, float) else f"{name}: {value}" for name, value in fields
-    )
+    told = ((name, f"{value:.4g}" if isinstance(value, float) else value) for name, value in fields)
+    return ", ".join(f"{name}: {value}" for name, value in told)
