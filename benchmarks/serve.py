@@ -39,10 +39,11 @@ WAIT = 10  # milliseconds
 LITSERVE = f"""
 import base64, sys
 import litserve, numpy as np, torch
-import eata
+import eata, eata.allocator
 
 class Net(litserve.LitAPI):
     def setup(self, device):
+        eata.allocator.keep_freed_memory()  # as the eata command does
         self.model = eata.Source(eata.models.load("{NET}"))
     def decode_request(self, request):
         return np.frombuffer(base64.b64decode(request["image"]), "<f4").reshape(3, 32, 32)

@@ -171,11 +171,12 @@ def test_bad_input_gets_a_json_error_and_moves_nothing(served):
     assert all((value == before[name]).all() for name, value in server.weights().items())
 
 
-def test_a_body_that_never_ends_is_given_up(served):
+@pytest.mark.parametrize("path", [f"{NET}/infer", "/predict", "/v1/adaptation/rollback"])
+def test_a_body_that_never_ends_is_given_up(served, path):
     server = served(learner(), timeout=0.5)
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as raw:
-        head = f"POST {NET}/infer HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 100\r\n\r\n{{"
-        raw.sendall(head.encode())
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 100\r\n"
+        raw.sendall(f"{head}Content-Type: multipart/form-data; boundary=x\r\n\r\n{{".encode())
         assert b"408" in raw.recv(1000).split(b"\r\n")[0]
 
 

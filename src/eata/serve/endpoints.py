@@ -98,6 +98,7 @@ class Endpoints:
         """
         if not request.headers.get("content-type", "").startswith("multipart/form-data"):
             raise Refusal(415, "Send image files as a form: curl -F files=@cat.jpg ADDRESS/predict")
+        await self._body(request)  # all of it, in time; the form is then taken apart in memory
         limit = self.contract.batch
         async with request.form(max_files=limit, max_fields=limit) as form:
             files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
@@ -145,8 +146,9 @@ class Endpoints:
 
     async def rollback(self, request: Request) -> dict[str, Any]:
         """Back to a kept version: {"version": 12}."""
+        body = await self._body(request)
         try:
-            wanted = json.loads(await self._body(request))["version"]
+            wanted = json.loads(body)["version"]
         except (ValueError, KeyError, TypeError, RecursionError):
             wanted = None
         if type(wanted) is not int:

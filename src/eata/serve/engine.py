@@ -294,8 +294,8 @@ class Engine:
         metrics.batches.inc()
         metrics.samples.inc(samples)
         metrics.entropy.set(entropy)
-        values = [row for job in jobs for row in job.values][:FRESH]
-        seen = [Seen(*each, version) for each in zip(values, best.tolist(), confidence.tolist(), strict=False)]
+        shown = [self.contract.pixels(row) for job in jobs[:FRESH] for row in job.values[:FRESH]][:FRESH]
+        seen = [Seen(*each, version) for each in zip(shown, best.tolist(), confidence.tolist(), strict=False)]
         point = Point(int(time.time()), samples, 1, entropy * samples, learnt, chosen, self._show(), self.mark.version)
         self.history.add(point, seen)
         if self._source is not None and self._count % COMPARE == 1:

@@ -6,12 +6,13 @@ import dataclasses
 import threading
 import time
 from collections import deque
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from eata.serve.contract import Floats
+from eata.serve import pictures
 
 SECONDS = 600  # of history
 EVENTS = 200
@@ -31,12 +32,17 @@ class Event:
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """One image of late, with what was said of it."""
+    """One image of late, as pixels (H, W, C), with what was said of it."""
 
-    values: Floats
+    pixels: NDArray[np.uint8]
     best: int
     confidence: float
     version: int
+
+    @cached_property
+    def address(self) -> str:
+        """The picture as a page shows it; made once, however many look."""
+        return pictures.thumbnail(self.pixels)
 
 
 @dataclasses.dataclass

@@ -6,7 +6,7 @@ import dataclasses
 import time
 from typing import TYPE_CHECKING, Any
 
-from eata.serve import pictures, watch
+from eata.serve import watch
 
 if TYPE_CHECKING:
     from eata.serve.engine import Engine
@@ -34,7 +34,7 @@ def live(engine: Engine) -> dict[str, Any]:
     contract = engine.contract
     images = [
         {
-            "image": pictures.thumbnail(contract.pixels(seen.values)),
+            "image": seen.address,
             "class": contract.class_names[seen.best],
             "confidence": round(seen.confidence, 4),
             "version": seen.version,
