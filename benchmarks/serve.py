@@ -9,7 +9,8 @@ Throughput is of single-image requests from 32 clients, as a ratio to the same m
 with the same adaptation; the sides take turns, and each number is the median over the rounds. Clients, server and model
 share the machine's cores, while in-process has them alone. Latency is measured at half the throughput found, beside the
 time of a batch of 64. LitServe (`pip install litserve`) serves the same net without adaptation, with images as base64
-in JSON (it takes no raw bytes), in batches of up to 64 that wait as long as ours. The machine should do nothing else.
+in JSON (it takes no raw bytes), in batches of up to 64 that wait as long as ours. The machine should do nothing else;
+on one that does, `--busy` takes one thread and processor time (of servers and clients together) instead of the clock.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import asyncio
 import base64
 import importlib.util
 import json
+import os
 import sys
 import tempfile
 import time
@@ -82,13 +84,14 @@ def litserve(folder: Path) -> Server | None:
     return start([sys.executable, "lit.py", str(port)], folder, port).wait_until_ready("/health")
 
 
-def in_process(model: eata.Adapter, x: torch.Tensor, seconds: float) -> float:
+def in_process(model: eata.Adapter, x: torch.Tensor, arguments: argparse.Namespace) -> float:
     """Images a second."""
-    begin, done = time.perf_counter(), 0
-    while time.perf_counter() - begin < seconds:
+    clock = time.process_time if arguments.busy else time.perf_counter
+    end, begin, done = time.perf_counter() + arguments.seconds, clock(), 0
+    while time.perf_counter() < end:
         model(x)
         done += len(x)
-    return done / (time.perf_counter() - begin)
+    return done / (clock() - begin)
 
 
 def adapting() -> eata.Adapter:
@@ -98,7 +101,9 @@ def adapting() -> eata.Adapter:
 
 
 def throughput(arguments: argparse.Namespace) -> None:
-    torch.set_num_threads(arguments.threads)
+    if arguments.busy:
+        os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1 if arguments.busy else arguments.threads)
     x = images(256)
     ours = [request(INFER, each[None]) for each in x]
     theirs = [
@@ -121,7 +126,7 @@ def throughput(arguments: argparse.Namespace) -> None:
                 servers["LitServe, no adaptation"] = other
             models = {"in-process, ETA": adapting(), "in-process, Source": eata.Source(eata.models.load(NET))}
             sides: dict[str, Callable[[], float]] = {
-                name: lambda model=model: in_process(model, batch, arguments.seconds)  # type: ignore[misc]
+                name: lambda model=model: in_process(model, batch, arguments)  # type: ignore[misc]
                 for name, model in models.items()
             }
             for name, server in servers.items():
@@ -134,18 +139,22 @@ def throughput(arguments: argparse.Namespace) -> None:
                     if number:  # the first warms up
                         rates[name].append(found)
             tell(rates)
-            half_load(servers["eata serve, ETA"], ours, rates, arguments)
+            if not arguments.busy:  # a latency is the clock's
+                half_load(servers["eata serve, ETA"], ours, rates, arguments)
         finally:
             for server in servers.values():
                 server.end()
 
 
 def rate(server: Server, content: list[bytes], arguments: argparse.Namespace) -> float:
-    begin = time.perf_counter()
+    def clock() -> float:
+        return server.processor_time() + time.process_time() if arguments.busy else time.perf_counter()
+
+    begin = clock()
     load = asyncio.run(drive(server.port, content, arguments.clients, arguments.seconds))
     if load.errors or load.lost:
         raise RuntimeError(f"{len(load.errors)} errors, {load.lost} lost; the first: {[*load.errors, ''][0]}")
-    return len(load.seconds) / (time.perf_counter() - begin)
+    return len(load.seconds) / (clock() - begin)
 
 
 def tell(rates: dict[str, list[float]]) -> None:
@@ -184,6 +193,9 @@ def main() -> None:
     timed.add_argument("--rounds", type=int, default=5)
     timed.add_argument("--seconds", type=float, default=6, help="of each side in each round (default 6)")
     timed.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of the in-process side")
+    timed.add_argument(
+        "--busy", action="store_true", help="one thread, processor time instead of the clock on the wall"
+    )
     timed.set_defaults(run=throughput)
     serve_endurance.add(commands)
     serve_hostile.add(commands)

@@ -67,6 +67,14 @@ class Server:
         """Bytes in memory, of the process and its children."""
         return sum(_rss(pid) for pid in _family(self.process.pid))
 
+    def processor_time(self) -> float:
+        """Seconds, of the process and its children."""
+        ticks = 0
+        for pid in _family(self.process.pid):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
     def end(self, number: int = signal.SIGTERM) -> str:
         if self.process.poll() is None:
             self.process.send_signal(number)

@@ -69,7 +69,7 @@ def serve(
         ray_serve.run(recipe, replicas, options, token or None, body, host, port)
         return
     net = recipe.net()
-    source = copy.deepcopy(net)
+    source = None if method == "source" else copy.deepcopy(net)  # the source need not be compared with itself
     app = eata.serve.app(recipe.adapter(net), source=source, token=token or None, body=body, **options)
     _listen(app, host, port, proxy, timeout)
 

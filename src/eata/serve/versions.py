@@ -33,8 +33,8 @@ class Kept:
 
     Args:
         version: its number.
-        batches: learnt from when it was saved.
-        when: it was saved, in seconds since 1970.
+        batches: learnt from when it was first saved.
+        when: it was first saved, in seconds since 1970.
     """
 
     version: int
@@ -131,7 +131,7 @@ class Versions:
     def save(self, adaptation: Any, mark: Mark) -> None:
         """Keep the served version, and make it the one to start from."""
         known = {each.version: each for each in self.kept}
-        known[mark.version] = Kept(mark.version, mark.batches, time.time())
+        known.setdefault(mark.version, Kept(mark.version, mark.batches, time.time()))
         thinned = _thinned(sorted(known.values(), key=lambda each: each.version), mark.version)
         if self.folder is None:
             self._memory[mark.version] = adaptation
