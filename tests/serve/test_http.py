@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import io
 import socket
 import threading
+import time
 import zlib
 
 import httpx
@@ -178,6 +180,24 @@ def test_a_body_that_never_ends_is_given_up(served, path):
         head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 100\r\n"
         raw.sendall(f"{head}Content-Type: multipart/form-data; boundary=x\r\n\r\n{{".encode())
         assert b"408" in raw.recv(1000).split(b"\r\n")[0]
+
+
+def test_bodies_that_are_promised_all_at_once_are_bounded(served):
+    server = served(learner(), body=1, timeout=20)
+    head = f"POST {NET}/infer HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 1000000\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+        places = [stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 30)) for _ in range(16)]
+        for place in places:
+            place.sendall(head.encode())
+        deadline = time.monotonic() + 60
+        while (answer := server.client.post(f"{NET}/infer", content=bytes(900_000))).status_code == 400:
+            assert time.monotonic() < deadline  # the last of them is on its way
+        assert answer.status_code == 429
+        assert answer.headers["Retry-After"] == "1"
+        assert server.client.get("/v2").status_code == 200  # without a body there is nothing to bound
+    while (answer := server.client.post(f"{NET}/infer", json=tensor(images(4)))).status_code == 429:
+        assert time.monotonic() < deadline  # those who hung up count no more
+    assert answer.status_code == 200
 
 
 class Slow(eata.Tent):

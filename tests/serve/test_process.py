@@ -6,10 +6,12 @@ import random
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import pytest
 
-from serve_net import NET, images, tensor
+from serve_net import HEADERS, NET, binary, images, tensor
 
 
 def test_sigterm_answers_what_waits_and_saves(process, tmp_path):
@@ -84,7 +86,28 @@ def test_a_port_that_is_taken_is_said(process, tmp_path):
     assert "address already in use" in second.log.read_text()
 
 
-def test_the_token_is_read_from_the_environment_and_windows_are_the_default(process, monkeypatch):
+@pytest.mark.parametrize("believed", [True, False])
+def test_whose_traffic_it_is_only_a_trusted_proxy_says(process, believed):
+    options = ("--proxy", "127.0.0.1") if believed else ()
+    server = process("--share", "0.5", "--wait", "2000", "--batch", "8", *options).wait_until_ready()
+    content, headers = binary(images(4))
+
+    def ask(client: str) -> httpx.Response:
+        return httpx.post(
+            f"http://127.0.0.1:{server.port}{NET}/infer",
+            content=content,
+            headers={**HEADERS, **headers, "X-Forwarded-For": client},
+            timeout=60,
+        )
+
+    with ThreadPoolExecutor(2) as pool:  # eight samples make a batch: two clients', if the header is believed
+        assert [answer.status_code for answer in pool.map(ask, ["10.0.0.1", "10.0.0.2"])] == [200, 200]
+    found = server.client.get("/v1/adaptation").json()
+    assert found["version"] == (1 if believed else 0)
+    assert f"eata_limited_samples_total {0.0 if believed else 8.0}" in server.client.get("/metrics").text
+
+
+def test_a_window_lets_single_images_in(process):
     server = process("--window", "64", "--wait", "0").wait_until_ready()
     assert server.client.get("/v1/adaptation").json()["method"] == "Window of Tent"
     answer = server.client.post(f"{NET}/infer", json=tensor(images(1)))

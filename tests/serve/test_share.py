@@ -10,16 +10,13 @@ from hypothesis import strategies as st
 from eata.serve.share import held_back
 
 
-@given(st.lists(st.sampled_from("abcd"), min_size=1, max_size=40), st.floats(0.05, 1))
-def test_shares_hold_and_are_used_up(clients, limit):
-    held = held_back(clients, limit)
+@given(st.lists(st.sampled_from("abcd"), min_size=1, max_size=40), st.integers(5, 100))
+def test_shares_hold_and_are_used_up(clients, percent):
+    held = held_back(clients, percent / 100)
     taught = Counter(client for client, out in zip(clients, held, strict=True) if not out)
     total = sum(taught.values())
-    assert all(count <= limit * total + 1e-9 for count in taught.values())
-    # naive: the largest total that any choice of counts within the limit can reach
+    assert all(100 * count <= percent * total for count in taught.values())
+    # naive, in whole numbers: the largest total that any choice of counts within the limit can reach
     counts = Counter(clients)
-    reach = [sum(min(n, int(limit * size + 1e-12)) for n in counts.values()) for size in range(len(clients) + 1)]
-    best = max(size for size, reached in enumerate(reach) if reached >= size)
-    assert total >= best - 1
-    if limit == 1:
-        assert not held.any()
+    reach = [sum(min(n, percent * size // 100) for n in counts.values()) for size in range(len(clients) + 1)]
+    assert total == max(size for size, reached in enumerate(reach) if reached >= size)

@@ -52,6 +52,10 @@ class Engine:
         self.history = History(len(contract.class_names))
         self.mark = Mark()
         self.loss: Loss | None = None
+        #: the model's stats, and its drift in nats, as of the last batch; for threads that may not touch the model
+        self.stats: dict[str, int] = {}
+        self.drift: float | None = None
+        self._shown: int | None = None
         self._source = None if source is None else Source(source)
         self._device = next(model.net.parameters()).device
         self._queue = Queue(settings)
@@ -217,6 +221,7 @@ class Engine:
                 self._next_version()
         version = self.mark.version if decided else version  # a guard's decision is about the batch at hand already
         self.versions.acknowledge(self.mark)
+        self._show()
         self._deliver(jobs, logits, version)
         fresh = self.model.stats
         self.metrics.step.observe(seconds)
@@ -296,7 +301,7 @@ class Engine:
         metrics.entropy.set(entropy)
         shown = [self.contract.pixels(row) for job in jobs[:FRESH] for row in job.values[:FRESH]][:FRESH]
         seen = [Seen(*each, version) for each in zip(shown, best.tolist(), confidence.tolist(), strict=False)]
-        point = Point(int(time.time()), samples, 1, entropy * samples, learnt, chosen, self._show(), self.mark.version)
+        point = Point(int(time.time()), samples, 1, entropy * samples, learnt, chosen, self.drift, self.mark.version)
         self.history.add(point, seen)
         if self._source is not None and self._count % COMPARE == 1:
             x = torch.from_numpy(np.concatenate([job.values for job in jobs])).to(self._device)
@@ -304,15 +309,16 @@ class Engine:
             metrics.disagreement.set(float((source != best).float().mean()))
             self.history.compare(best.numpy(), source.numpy())
 
-    def _show(self) -> float | None:
-        """Put the mark and the drift into the metrics; gives the drift."""
-        drift = watch.drift(self.model)
-        if drift is not None:
-            self.metrics.drift.set(drift)
+    def _show(self) -> None:
+        """Put what others may see of the model where they can see it."""
+        self.stats = dataclasses.asdict(self.model.stats)
+        if self._shown != self.mark.version:  # drift takes some operations for each layer
+            self._shown, self.drift = self.mark.version, watch.drift(self.model)
+        if self.drift is not None:
+            self.metrics.drift.set(self.drift)
         self.metrics.version.set(self.mark.version)
         self.metrics.kept.set(len(self.versions.kept))
         self.metrics.frozen.set(self.mark.frozen)
-        return drift
 
     # --- versions -------------------------------------------------------------------------------------------------
 

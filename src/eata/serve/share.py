@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+ROUNDING = 1e-9  # 0.29 of 100 samples are 29, although 0.29 * 100 is less
+
 
 def held_back(clients: Sequence[str], limit: float) -> NDArray[np.bool_]:
     """Which samples are predicted only, so that of those learnt from no client has more than ``limit``.
@@ -25,7 +27,7 @@ def held_back(clients: Sequence[str], limit: float) -> NDArray[np.bool_]:
     counts = Counter(clients)
     total = len(clients)
     while True:  # a smaller total allows each client less, until nothing changes
-        allowed = total if limit >= 1 else int(limit * total)
+        allowed = int(limit * total + ROUNDING)
         smaller = sum(min(count, allowed) for count in counts.values())
         if smaller == total:
             break
