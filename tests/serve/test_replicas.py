@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -92,3 +93,16 @@ def test_replicas_follow_the_writer_and_outlive_it(cluster: httpx.Client) -> Non
 def test_replicas_need_a_state_folder() -> None:
     with pytest.raises(EataError, match="--state"):
         replicas.deploy(Recipe("resnet26-bn-digits"), 2, {**OPTIONS, "state": None}, None, 1.0, "127.0.0.1", 1)
+
+
+def test_the_command_stops_when_told_and_keeps_its_state(process: Callable[..., Any], tmp_path: Path) -> None:
+    server = process("--replicas", "1", "--state", "state", "--wait", "1")
+    until(lambda: server.process.poll() is not None or "replicas and a writer" in server.log.read_text())
+    server.wait_until_ready()
+    server.infer()
+    until(lambda: server.client.get("/v1/adaptation").json()["version"])
+    version = server.client.get("/v1/adaptation").json()["version"]
+    log = server.end()
+    assert server.process.returncode == 0, log
+    assert "Traceback" not in log
+    assert json.loads((tmp_path / "state" / "current.json").read_text())["version"] >= version

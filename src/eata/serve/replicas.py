@@ -206,6 +206,8 @@ def deploy(
     if state is None:
         raise EataError("--replicas needs a --state folder, from which a writer that died goes on.")
     ray, serve = _ray()
+    weights, fisher = (path and path.absolute() for path in (recipe.weights, recipe.fisher))  # seen from any folder
+    recipe = dataclasses.replace(recipe, weights=weights, fisher=fisher)
     Contract.of(recipe.net(), name, settings.batch)  # what is wrong with the model is said here, not in a worker's log
     ray.init(include_dashboard=False, log_to_driver=False, logging_level="error", namespace=NAMESPACE)
     started = ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=4, max_pending_calls=PENDING)(Writer)
@@ -236,10 +238,10 @@ def run(
     recipe: Recipe, replicas: int, options: dict[str, Any], token: str | None, body: float, host: str, port: int
 ) -> None:
     """As ``deploy``, until SIGTERM or Ctrl-C."""
-    told = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: told.set())
     stop = deploy(recipe, replicas, options, token, body, host, port)
+    told = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):  # after Ray, which has handlers of its own that stop at once
+        signal.signal(number, lambda *_: told.set())
     log.info("%d replicas and a writer at http://%s:%d (Ctrl-C stops them)", replicas, host, port)
     while not told.is_set():
         time.sleep(0.2)
