@@ -1,6 +1,7 @@
 """`eata serve` under load, on loopback only. Each command is bounded and prints what it measured.
 
     python -m benchmarks.serve throughput            # beside the same model in-process, and LitServe; about 4 minutes
+    python -m benchmarks.serve accuracy              # of single images, with and without a window
     python -m benchmarks.serve soak --minutes 30     # memory, errors, versions and state in step
     python -m benchmarks.serve kill --times 50       # kill -9 at random moments under load
     python -m benchmarks.serve hostile --requests 10000
@@ -32,7 +33,7 @@ import numpy as np
 import torch
 
 import eata
-from benchmarks import serve_endurance, serve_hostile
+from benchmarks import serve_accuracy, serve_endurance, serve_hostile
 from benchmarks.serve_load import INFER, NET, Server, drive, eata_serve, free_port, http, request, start
 from eata import allocator
 
@@ -197,6 +198,7 @@ def main() -> None:
         "--busy", action="store_true", help="one thread, processor time instead of the clock on the wall"
     )
     timed.set_defaults(run=throughput)
+    serve_accuracy.add(commands)
     serve_endurance.add(commands)
     serve_hostile.add(commands)
     allocator.keep_freed_memory()
