@@ -76,19 +76,23 @@ class Engine:
             if opened is not None:
                 self.mark, self.loss = opened
                 self._load(self.mark.version)
+                self._tell_start()  # before the save, after which nobody could tell any more
             self.versions.save(self.model.state_dict(), self.mark)
             self._saved = self.mark
         except BaseException:
             self.versions.close()
             raise
-        if self.loss is not None:
-            self.metrics.lost.inc(self.loss.batches)
-            self._event("lost", f"{self.loss} Going on from version {self.mark.version}.")
-        elif opened is not None:
-            self._event("start", f"Going on from version {self.mark.version}; nothing was lost.")
         self._show()
         self._thread = threading.Thread(target=self._run, name="eata-writer", daemon=True)
         self._thread.start()
+
+    def _tell_start(self) -> None:
+        going_on = f"Going on from version {self.mark.version}"
+        if self.loss is None:
+            self._event("start", f"{going_on}; nothing was lost.")
+        else:
+            self.metrics.lost.inc(self.loss.batches)
+            self._event("lost", f"{self.loss} {going_on}.")
 
     def stop(self) -> None:
         """Answer what waits, save, and let go of the state folder."""
