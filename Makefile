@@ -1,6 +1,6 @@
 # Everything runs in .venv; nothing is installed outside it.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test lint dist bench clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -9,15 +9,18 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 help:  ## what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: .venv/installed  ## make .venv and install eata into it, with what the tests need
+# What each needs and no more: a demonstration should not wait for Ray.
+setup: .venv/dev  ## make .venv and install eata into it, with what the tests need
 
-.venv/installed: pyproject.toml constraints.txt
+.venv/bin/pip:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "eata needs Python 3.10 or newer; try: make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --editable '.[dev]'
+
+.venv/bench .venv/dev: .venv/%: pyproject.toml constraints.txt | .venv/bin/pip
+	$(BIN)/pip install --quiet --editable '.[$*]'
 	@touch $@
 
-demo: setup  ## adapt a small trained net to 15 corruptions; a table, and a report page (under 3 minutes)
+demo: .venv/bench  ## adapt a small trained net to 15 corruptions; a table, and a report page (under 2 minutes)
 	$(BIN)/eata demo
 
 lint: setup  ## style and types
@@ -28,8 +31,13 @@ lint: setup  ## style and types
 test: lint  ## everything: lint, types, tests, doctests
 	$(BIN)/pytest
 
+dist: setup  ## the wheel and the source archive, checked
+	rm -rf dist
+	$(BIN)/python -m build --quiet
+	$(BIN)/twine check --strict dist/*
+
 bench: setup  ## speed and memory of one adaptation step, as ratios
 	$(BIN)/python -m benchmarks.step
 
 clean:  ## remove .venv and caches
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from eata.extras import need
+
 # Images whose shorter side is at most this are cropped after padding, as CIFAR-10's are in training; larger ones get a
 # random part scaled up, as ImageNet's do. 84 is just below sqrt(32 * 224).
 SMALL = 84
@@ -149,8 +151,7 @@ def _levels(images: Tensor) -> Tensor:
 
 def _operate(images: Tensor, operation: Tensor, level: Tensor, negative: Tensor) -> Tensor:
     """One operation on each image; those of a kind go together."""
-    from kornia.enhance import equalize, posterize, solarize  # here, for kornia is slow to import
-
+    enhance = need("kornia.enhance", "AugMix (eata.MEMO)", "bench")  # here, for kornia is slow to import
     result = images.clone()
 
     def where(*kinds: int) -> Tensor:
@@ -159,13 +160,13 @@ def _operate(images: Tensor, operation: Tensor, level: Tensor, negative: Tensor)
     if len(rows := where(AUTOCONTRAST)):
         result[rows] = _autocontrast(images[rows])
     if len(rows := where(EQUALIZE)):
-        result[rows] = equalize(images[rows])
+        result[rows] = enhance.equalize(images[rows])
     if len(rows := where(SOLARIZE)):
         lowest_inverted = 256 - (25.6 * level[rows]).floor()
-        result[rows] = solarize(images[rows], ((lowest_inverted - 0.5) / 255).to(images))
+        result[rows] = enhance.solarize(images[rows], ((lowest_inverted - 0.5) / 255).to(images))
     if len(rows := where(POSTERIZE)):
         bits = 4 - (0.4 * level[rows]).floor()
-        result[rows] = posterize(images[rows], bits.int().to(images.device))
+        result[rows] = enhance.posterize(images[rows], bits.int().to(images.device))
     if len(rows := where(ROTATE, SHEAR_X, SHEAR_Y, TRANSLATE_X, TRANSLATE_Y)):
         matrix = _matrices(operation[rows], level[rows], negative[rows], images.shape[2], images.shape[3])
         result[rows] = _warp(images[rows], matrix)

@@ -15,8 +15,9 @@ from eata.errors import EataError, InputError
 # How PyTorch says that a tensor does not fit. Its other errors are the net's own affair, and keep their type.
 _MISFIT = re.compile(
     r"size mismatch|sizes? of tensor|shapes? cannot be multiplied|expected .*(input|tensor).* to have|[Ee]xpected \dD"
-    r"|normalized_shape|number of channels|kernel size can't be greater|smaller than kernel|invalid for input of size"
-    r"|[Ee]xpected (number of|more than 1|weight|input)|[Gg]iven (groups|normalized)|must match the size|too small"
+    r"|should contain \d+ elements|normalized_shape|number of channels|kernel size can't be greater|smaller than kernel"
+    r"|invalid for input of size|[Ee]xpected (number of|more than 1|weight|input)|[Gg]iven (groups|normalized)"
+    r"|must match the size|too small"
 )
 
 

@@ -43,6 +43,16 @@ def broken():
     model = net()
     model[4] = nn.Linear(7, 7)
     return model
+
+class Deadly(nn.Module):
+    """Ends its process, as a system out of memory does."""
+    def forward(self, x):
+        os.kill(os.getpid(), 9)
+
+def deadly():
+    model = net()
+    model[4] = Deadly()
+    return model
 '''
 Start = Callable[..., Any]
 
@@ -57,8 +67,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def begin(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-    """Start ``eata`` as a process of its own in this folder."""
+def begin(folder: Path, *arguments: str, new_group: str = "", **environment: str) -> subprocess.Popen[str]:
+    """Start ``eata`` as a process of its own in this folder, as a terminal does if it gets a group of its own."""
     (folder / "tiny.py").write_text(TINY)
     return subprocess.Popen(
         [sys.executable, "-c", "from eata.cli import main; main()", *arguments],
@@ -67,6 +77,7 @@ def begin(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=bool(new_group),
         # A shell's background jobs ignore Ctrl-C, and their children inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )

@@ -14,8 +14,9 @@ from eata.bench.tables import tabulate
 @pytest.mark.parametrize("name", [name for name, experiment in EXPERIMENTS.items() if experiment.plots])
 def test_every_experiment_draws_its_plots(name: str, result: Callable[..., dict[str, Any]]) -> None:
     request = Request(name, "digits", models=("m",))
-    pairs = [(cell, result(cell, 50 + number % 30)) for number, cell in enumerate(plan(request, 900))]
-    plots = draw(tabulate(find(name), request, pairs))
+    cells = plan(request, 900)
+    results = {cell.id: result(cell, 50 + number % 30) for number, cell in enumerate(cells)}
+    plots = draw(tabulate(request, cells, results))
     assert [plot.name for plot in plots] == list(find(name).plots)
     for plot in plots:
         assert plot.svg().startswith("<svg")
@@ -23,7 +24,7 @@ def test_every_experiment_draws_its_plots(name: str, result: Callable[..., dict[
 
 
 def test_nothing_to_draw() -> None:
-    assert draw(tabulate(find("e0"), Request("e0", "digits", models=("m",)), [])) == []
+    assert draw(tabulate(Request("e0", "digits", models=("m",)), [], {})) == []
 
 
 def test_looks_differ_by_more_than_colour() -> None:

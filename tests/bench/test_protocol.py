@@ -39,8 +39,10 @@ def test_forgetting_measures_the_clean_set_after_each_corruption() -> None:
     (tent,) = [cell for cell in cells if cell.row == "tent-lifelong"]
     assert [stage.role for stage in tent.stages] == ["shift", "clean"] * 15
     demo = plan(Request("demo", **DIGITS), 900)
-    assert [len(cell.stages) for cell in demo if cell.row == "eata"] == [1] * 14 + [2]
-    assert [len(cell.stages) for cell in demo if cell.row == "eata-lifelong"] == [30]
+    assert [len(cell.stages) for cell in demo if cell.row == "bn"] == [1] * 14 + [2]
+    before, stream = [cell for cell in demo if cell.row == "eata"]
+    assert [stage.role for stage in before.stages] == ["clean"]
+    assert [stage.role for stage in stream.stages] == ["shift"] * 15 + ["clean"]
     reset = [cell for cell in cells if cell.row == "tent"]
     assert [cell.stages for cell in reset] == [(Stage(name, 5), Stage(None, 5, "clean")) for name in CORRUPTIONS]
 

@@ -17,9 +17,11 @@ from PIL import Image
 from rich.console import Console
 
 from eata.bench.experiments import find
+from eata.bench.materials import Materials
 from eata.bench.protocol import Request
-from eata.bench.run import execute, load
+from eata.bench.run import execute
 from eata.bench.store import Run
+from eata.bench.tables import load
 from eata.bench.work import Worker
 
 BENCH = ("bench", "learning-rates", "--data", "digits", "--model", "tiny:net", "--limit", "64", "--threads", "1")
@@ -115,7 +117,7 @@ def test_a_failing_cell_is_recorded_and_the_rest_goes_on(place: Path, eata_says:
 def test_a_full_disk_ends_the_run_and_what_is_done_stays(
     place: Path, eata_says: Start, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    arguments = ("bench", "components", "--model", "tiny:net", "--limit", "32", "--severity", "5")
+    arguments = ("bench", "components", "--model", "tiny:net", "--limit", "32", "--severity", "5", "--workers", "1")
     owner = Worker if where == "adapter" else Run
     whole = getattr(owner, where)
 
@@ -146,7 +148,7 @@ def test_the_manifest_says_how_it_was_run(place: Path, undisturbed: Path) -> Non
     assert manifest["command"].startswith("eata bench learning-rates")
     assert manifest["data"]["generated"] is True
     assert manifest["seeds"] == [2020]
-    assert manifest["models"]["tiny:net"] == Worker(run.request).digests("tiny:net")[0]
+    assert manifest["models"]["tiny:net"] == Materials(run.request).weights("tiny:net")
     assert manifest["hardware"]["cores"] == os.cpu_count()
     assert run.request == Request("learning-rates", "digits", models=("tiny:net",), limit=64, threads=1)
     assert all(run.done(cell) for cell in run.cells)

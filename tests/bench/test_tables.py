@@ -7,10 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from eata.bench.experiments import find
-from eata.bench.protocol import Request, plan
+from eata.bench.protocol import Request, Result, plan
 from eata.bench.tables import Table, latex, markdown, name_of, tabulate, to_csv
-from eata.bench.work import Result
 
 Make = Callable[..., Result]
 MakeTable = Callable[[Request, dict[str, int]], Table]
@@ -20,7 +18,7 @@ MakeTable = Callable[[Request, dict[str, int]], Table]
 def table(result: Make) -> MakeTable:
     def make(request: Request, score: dict[str, int]) -> Table:
         cells = [cell for cell in plan(request, 10_000) if cell.row in score]
-        return tabulate(find(request.experiment), request, [(cell, result(cell, score[cell.row])) for cell in cells])
+        return tabulate(request, cells, {cell.id: result(cell, score[cell.row]) for cell in cells})
 
     return make
 
@@ -56,7 +54,7 @@ def test_deviation_over_the_orders(result: Make) -> None:
     request = Request("orders", "digits", models=("m",))
     cells = plan(request, 900)
     scores = {cell.id: 60 + cell.seed % 10 for cell in cells}
-    found = tabulate(find("orders"), request, [(cell, result(cell, scores[cell.id])) for cell in cells])
+    found = tabulate(request, cells, {cell.id: result(cell, scores[cell.id]) for cell in cells})
     (line,) = found.lines
     assert line.values["shot_noise"] == statistics.fmean(range(60, 70))
     assert line.deviations["shot_noise"] == pytest.approx(statistics.stdev(range(60, 70)))
@@ -65,10 +63,10 @@ def test_deviation_over_the_orders(result: Make) -> None:
 def test_an_entropy_curve_counts_the_backwards_of_its_preparation(result: Make) -> None:
     request = Request("entropy", "digits", models=("m",))
     cells = plan(request, 900)
-    pairs = [(cell, result(cell, 50)) for cell in cells]
-    for _, one in pairs:
+    results = {cell.id: result(cell, 50) for cell in cells}
+    for one in results.values():
         one["stages"][1]["backwards"] = 0
-    found = tabulate(find("entropy"), request, pairs)
+    found = tabulate(request, cells, results)
     assert [line.row for line in found.lines] == ["lowest entropy", "highest entropy"]
     assert found.columns == [str(percent) for percent in range(10, 101, 10)]
     assert found.lines[0].values["10"] == 50
@@ -77,11 +75,33 @@ def test_an_entropy_curve_counts_the_backwards_of_its_preparation(result: Make) 
 
 def test_failures_are_listed_and_the_rest_is_there(result: Make) -> None:
     request = Request("e0", "digits", models=("m",))
-    first, *rest = plan(request, 900)
-    pairs = [(first, {"cell": first.id, "error": "ValueError: no"}), *((cell, result(cell, 50)) for cell in rest)]
-    found = tabulate(find("e0"), request, pairs)
+    cells = plan(request, 900)
+    first = cells[0]
+    results = {cell.id: result(cell, 50) for cell in cells} | {first.id: {"error": "ValueError: no"}}
+    found = tabulate(request, cells, results)
     assert found.failures == [(first.id, "ValueError: no")]
     assert len(found.columns) == 7
+
+
+def test_what_is_missing_neither_ranks_nor_compares(result: Make) -> None:
+    request = Request("cifar10-c", "cifar10", methods=("tent", "eata"))
+    cells = plan(request, 10_000)
+    results = {cell.id: result(cell, 70 if cell.row == "tent" else 60) for cell in cells}
+    late = [cell for cell in cells if cell.row == "tent" and cell.stages[0].corruption == "fog" and cell.severity == 3]
+    for cell in late:
+        del results[cell.id]
+    found = tabulate(request, cells, results)
+    assert found.ranked(3, "fog") == [40.0]  # of EATA alone: nothing is not 0
+    assert found.ranked(3, "mean") == [40.0]
+    assert found.ranked(5, "mean") == [30.0, 40.0]
+    tent, eata = found.lines[-2:]
+    assert (tent.severity, tent.complete, eata.complete) == (None, False, True)
+    assert found.overall(tent) == (20.2, None)  # the paper's number, but no difference of a partial mean to it
+    assert found.overall(eata)[1] == pytest.approx(40 - 19.7)
+    assert "| (30.0) |" in markdown(found)
+    means = [one for one in csv.DictReader(io.StringIO(to_csv(found))) if one["column"] == "mean"]
+    assert ("tent", "all") not in {(one["row"], one["severity"]) for one in means}
+    assert ("eata", "all") in {(one["row"], one["severity"]) for one in means}
 
 
 def test_images_without_labels_have_no_score(result: Make) -> None:
@@ -89,7 +109,7 @@ def test_images_without_labels_have_no_score(result: Make) -> None:
     (cell,) = plan(request, 900)
     unknown = result(cell, 0)
     unknown["stages"][0]["known"] = 0
-    assert tabulate(find("imagenet-r"), request, [(cell, unknown)]).lines == []
+    assert tabulate(request, [cell], {cell.id: unknown}).lines == []
 
 
 def test_texts(table: MakeTable) -> None:

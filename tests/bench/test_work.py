@@ -10,8 +10,10 @@ import torch
 from PIL import Image
 
 import eata
-from eata.bench.protocol import Cell, Request, Stage, plan
-from eata.bench.work import Result, Worker, needs_fisher
+from eata import device
+from eata.bench.materials import Materials
+from eata.bench.protocol import Cell, Request, Result, Stage, plan
+from eata.bench.work import Worker, needs_fisher
 
 REQUEST = Request("imagenet-c", "digits", models=("tiny:net",), limit=96)
 HALF = (0.5, 0.5, 0.5)
@@ -52,7 +54,7 @@ def test_eata_gets_the_fisher_of_clean_images_once(worker: Worker) -> None:
     clean = eata.data.load("digits").batches(64, seed=2020, mean=HALF, std=HALF)
     expected = eata.fisher(eata.models.load("tiny:net"), clean, per="batch")  # as the preset of digits asks
     assert all(torch.allclose(kept[name], value) for name, value in expected.items())
-    (path,) = worker.folder.glob("fisher/*")
+    (path,) = worker.folder.glob("fisher/*.safetensors")
     written = path.stat().st_mtime_ns
     Worker(REQUEST, worker.folder).prepare([one])
     assert path.stat().st_mtime_ns == written
@@ -88,7 +90,7 @@ def test_mixed_takes_every_image_of_every_corruption_once(place: Path) -> None:
     request = Request("mixed", "digits", models=("tiny:net",), limit=8)
     mixed = cell("tent", request, "mixed")
     worker = Worker(request, place / "run")
-    batches = list(worker._images(mixed, mixed.stages[0]))
+    batches = list(worker.images(mixed, mixed.stages[0]))
     assert [len(labels) for _, labels in batches] == [64, 56]
     found = {tuple(image.flatten().tolist()) for images, _ in batches for image in images}
     expected = {
@@ -98,12 +100,8 @@ def test_mixed_takes_every_image_of_every_corruption_once(place: Path) -> None:
         for image in images
     }
     assert found == expected
-    order = [
-        tuple(image.flatten().tolist()) for images, _ in worker._images(mixed, mixed.stages[0]) for image in images
-    ]
-    again = [
-        tuple(image.flatten().tolist()) for images, _ in worker._images(mixed, mixed.stages[0]) for image in images
-    ]
+    order = [tuple(image.flatten().tolist()) for images, _ in worker.images(mixed, mixed.stages[0]) for image in images]
+    again = [tuple(image.flatten().tolist()) for images, _ in worker.images(mixed, mixed.stages[0]) for image in images]
     assert order == again
 
 
@@ -112,7 +110,7 @@ def test_entropy_adapts_on_the_part_it_says_and_measures_on_all(place: Path, kee
     request = Request("entropy", "digits", models=("tiny:net",), limit=96)
     worker = Worker(request, place / "run")
     part = next(one for one in plan(request, 900) if one.row == f"{keep} entropy" and one.column == "30")
-    chosen = torch.cat([images for images, _ in worker._images(part, part.stages[0])])
+    chosen = torch.cat([images for images, _ in worker.images(part, part.stages[0])])
     stream = eata.data.load("digits", corruption="gaussian_noise", severity=3, limit=96)
     images = torch.cat([x for x, _ in stream.batches(64, seed=2020, mean=HALF, std=HALF)])
     net = eata.models.load("tiny:net")
@@ -142,7 +140,7 @@ def test_memory_of_a_step_is_measured(place: Path) -> None:
 
 
 def test_imagenet_r_logits_are_restricted() -> None:
-    from eata.bench.work import Restricted
+    from eata.bench.materials import Restricted
 
     net = torch.nn.Linear(3, 5)
     x = torch.randn(2, 3)
@@ -160,6 +158,21 @@ def test_a_model_of_other_classes_does_not_fit(place: Path) -> None:
     for name in ("a", "b"):
         (place / "images" / name).mkdir(parents=True)
         Image.new("RGB", (40, 40)).save(place / "images" / name / "1.png")
-    worker = Worker(replace(REQUEST, data=f"folder:{place / 'images'}", clean="digits"))
+    materials = Materials(replace(REQUEST, data=f"folder:{place / 'images'}", clean="digits"))
     with pytest.raises(ValueError, match="10 classes"):
-        worker.available("tiny:net")
+        materials.available("tiny:net")
+
+
+def test_mixed_precision_is_near_and_another_run(worker: Worker, place: Path) -> None:
+    (plain, _), (half, _) = (
+        good(Worker(replace(REQUEST, amp=amp), place / f"run-{amp}").run(cell("tent"))) for amp in (False, True)
+    )
+    assert half["samples"] == plain["samples"] == half["backwards"] == 96
+    assert abs(half["correct"] - plain["correct"]) <= 10
+    request = replace(REQUEST, amp=True)
+    seen: list[torch.dtype] = []
+    adapter = Worker(request, place / "run").adapter(cell("source"))
+    adapter.net.register_forward_hook(lambda net, x, y: seen.append(y.dtype))
+    with device.precision(torch.device("cpu"), request.amp):
+        adapter(torch.zeros(2, 3, 32, 32))
+    assert seen == [torch.bfloat16]

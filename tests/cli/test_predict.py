@@ -16,6 +16,7 @@ from PIL import Image
 
 import eata
 from eata import state
+from eata.models import load
 
 Says = Callable[..., tuple[object, str]]
 MAIN = "from eata.cli import main; main()"
@@ -187,3 +188,55 @@ def test_nothing_is_overwritten(place: Path, eata_says: Says) -> None:
     assert "neither a .csv nor a .parquet" in predict(eata_says, "--images", "loose", "--out", "out.txt", code=2)
     assert "nothing to resume" in predict(eata_says, "--images", "loose", "--out", "new.csv", "--resume", code=2)
     assert "no folder or file" in predict(eata_says, "--images", "gone", "--out", "new.csv", code=2)
+
+
+def test_a_name_that_is_not_utf8_is_a_row_like_any_other(place: Path, eata_says: Says) -> None:
+    odd = os.fsencode(place / "loose") + b"/a\xff\xe9.png"
+    try:
+        (place / "loose" / "003.png").rename(os.fsdecode(odd))
+    except OSError:
+        pytest.skip("this file system takes names in UTF-8 only")
+    predict(eata_says, "--images", "loose", "--out", "out.csv", *TENT)
+    found = rows("out.csv")
+    assert len(found) == 20
+    assert found[-1]["path"].endswith(r"a\udcff\udce9.png")
+    assert found[-1]["prediction"]
+    Image.new("RGB", (16, 16)).save("loose/zzz.png")
+    predict(eata_says, "--images", "loose", "--out", "out.csv", *TENT, "--resume")
+    assert len(rows("out.csv")) == 21
+    Path("list.txt").write_bytes(odd + b"\n")
+    predict(eata_says, "--images", "list.txt", "--out", "one.csv", *TENT)
+    assert rows("one.csv")[0]["prediction"]
+
+
+def test_words_in_brackets_are_no_markup(place: Path, eata_says: Says) -> None:
+    folder = place / "[bold]photos[" / "dim]"
+    folder.mkdir(parents=True)
+    (folder / "one.png").write_bytes(Path("loose/000.png").read_bytes())
+    output = predict(eata_says, "--images", str(place / "[bold]photos["), "--out", "[red]out.csv", *TENT)
+    assert "Predictions: [red]out.csv" in output
+    output = predict(eata_says, "--images", "[/data/x.png]", "--out", "x.csv", *TENT, code=2)
+    assert f"There is no folder or file {place}/[/data/x.png]." in output
+
+
+def test_paths_are_hashed_once_however_often_the_state_is_saved(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from eata import predictions
+
+    order = predictions.ordered([place / "loose"])
+    job = predictions.Job(place / "out.csv", order, 4, load("own:net").pretrained_cfg)  # type: ignore[arg-type]
+    seen: list[Path] = []
+    monkeypatch.setattr(predictions.os, "fsencode", lambda path: seen.append(path) or str(path).encode())
+    digests = [job._digest(files) for files in range(21)]
+    assert len(set(digests)) == 21
+    assert seen == [path for path, _ in order]
+
+
+def test_a_device_and_mixed_precision(place: Path, eata_says: Says) -> None:
+    predict(eata_says, "--images", "loose", "--out", "plain.csv", *TENT, "--device", "cpu")
+    predict(eata_says, "--images", "loose", "--out", "half.csv", *TENT, "--amp")
+    plain, half = rows("plain.csv"), rows("half.csv")
+    assert [row["path"] for row in plain] == [row["path"] for row in half]
+    assert [row["confidence"] for row in plain] != [row["confidence"] for row in half]
+    assert sum(a["prediction"] == b["prediction"] for a, b in zip(plain, half, strict=True)) >= 16
+    output = predict(eata_says, "--images", "loose", "--out", "x.csv", *TENT, "--device", "cuda:7", code=2)
+    assert "--device cuda:7 can't be used" in output

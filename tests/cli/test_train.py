@@ -125,3 +125,14 @@ def test_the_launcher_of_the_shipped_weights_is_this_command(tiny, tmp_path, run
     run("--data", "digits", "--model", "resnet26-gn-rotation", "--out", str(out))
     again = load(str(out)).state_dict()
     assert all(torch.equal(value, again[name]) for name, value in net.state_dict().items())
+
+
+def test_mixed_precision_is_recorded(run, tiny, tmp_path):
+    out = tmp_path / "net.safetensors"
+    code, _, err = run("--data", "digits", "--threads", "1", "--out", str(out), "--amp", "--device", "cpu")
+    assert code == 0, err
+    assert record.read(out).command.endswith("--threads 1 --amp --out net.safetensors")
+    assert all(value.dtype != torch.bfloat16 for value in load(str(out)).state_dict().values())
+    code, _, err = run("--data", "digits", "--threads", "1", "--out", str(out), "--resume")
+    assert code == 2
+    assert "no checkpoint of this recipe" in err

@@ -135,7 +135,44 @@ def test_resize_and_crop_is_that_of_imagenet(size):
     array = np.asarray(resized)
     top, left = round((array.shape[0] - 224) / 2), round((array.shape[1] - 224) / 2)
     expected = array[top : top + 224, left : left + 224]
-    assert np.array_equal(np.asarray(images.resize_and_crop(image, 224)), expected)
+    assert np.array_equal(np.asarray(images.resize_and_crop(image, images.Target(224, 224))), expected)
+
+
+@pytest.mark.parametrize("size", [(500, 375), (375, 500), (288, 288), (640, 333), (97, 60)])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"input_size": (3, 224, 224), "crop_pct": 0.95, "interpolation": "bicubic"},  # timm's resnet50
+        {"input_size": (3, 160, 160), "crop_pct": 1.0, "interpolation": "bilinear"},
+        {"input_size": (3, 64, 64), "crop_pct": 0.9, "interpolation": "bicubic", "crop_mode": "squash"},
+        {"input_size": (3, 96, 48), "crop_pct": 0.875, "interpolation": "bilinear"},
+    ],
+)
+def test_preprocessing_is_that_of_timm(size, config):
+    data = pytest.importorskip("timm.data", reason="timm is not installed: pip install 'eata[vision]'")
+    transform = data.create_transform(**data.resolve_data_config(pretrained_cfg=config), normalize=False)
+    image = picture(*size)
+    if min(size) * 0.875 < min(config["input_size"][1:]) and "crop_mode" not in config:
+        image = image.resize((size[0] * 3, size[1] * 3))  # timm pads what is too small, we enlarge it
+    ours = np.asarray(images.resize_and_crop(image, images.Target.of(config)))
+    assert np.array_equal(ours, transform(image).permute(1, 2, 0).numpy())
+
+
+def test_a_configuration_that_cannot_be_followed_says_so():
+    with pytest.raises(eata.EataError, match="There is no interpolation 'cubist'"):
+        images.Target.of({"input_size": (3, 8, 8), "interpolation": "cubist"})
+    with pytest.raises(eata.EataError, match="There is no crop_mode 'border'"):
+        images.Target.of({"input_size": (3, 8, 8), "crop_mode": "border"})
+
+
+def test_load_follows_the_configuration_of_the_model(tmp_path):
+    wide = picture(300, 100)
+    wide.save(tmp_path / "a.png")
+    config = {"input_size": (3, 32, 32), "crop_pct": 1.0, "interpolation": "bicubic"}
+    seen = pixels(eata.data.load(f"folder:{tmp_path}", config=config))
+    expected = np.asarray(wide.resize((96, 32), Image.Resampling.BICUBIC))[:, 32:64]
+    assert np.array_equal((seen[0] * 255).round().byte().permute(1, 2, 0).numpy(), expected)
+    assert eata.data.load(f"folder:{tmp_path}", config=config).digest != folder(tmp_path).digest
 
 
 def test_stopping_early_stops_the_threads(tmp_path):

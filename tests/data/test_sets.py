@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 
 import numpy as np
 import pytest
@@ -191,3 +192,20 @@ def test_real_cifar10_is_what_it_is_known_for():
     assert np.allclose(means, [0.4914, 0.4822, 0.4465], atol=5e-5)
     assert labels.bincount().tolist() == [5000] * 10
     assert cifar10.arrays("test")[1].bincount().tolist() == [1000] * 10
+
+
+def test_the_sample_of_cifar10_is_what_its_note_says() -> None:
+    from eata.data import sample
+
+    images, labels = sample.arrays("test")
+    assert (images.shape, images.dtype, labels.dtype) == ((1024, 3, 32, 32), torch.uint8, torch.int64)
+    # of the first 1,024 images and labels of the official test_batch.bin
+    content = hashlib.sha256(images.numpy().tobytes() + labels.numpy().tobytes()).hexdigest()
+    assert content.startswith("c972f50670c2280c")
+    if (cifar10.folder() / "test_images.npy").exists():
+        whole, names = cifar10.arrays("test")
+        assert torch.equal(images, whole[:1024])
+        assert torch.equal(labels, names[:1024])
+    with pytest.raises(eata.EataError, match="test images only"):
+        eata.data.load("cifar10-sample", split="train")
+    assert eata.data.load("cifar10-sample", corruption="fog", limit=5).generated

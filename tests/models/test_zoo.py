@@ -172,7 +172,10 @@ def test_timm(timm, tmp_path):
 
 def test_torchvision(monkeypatch, tmp_path):
     """The part of torchvision that is used, as it is documented; torchvision itself has no build for every torch."""
-    preparation = types.SimpleNamespace(mean=[0.4] * 3, std=[0.3] * 3, crop_size=[64])
+    bicubic = types.SimpleNamespace(value="bicubic")
+    preparation = types.SimpleNamespace(
+        mean=[0.4] * 3, std=[0.3] * 3, crop_size=[64], resize_size=[80], interpolation=bicubic
+    )
     published = types.SimpleNamespace(transforms=lambda: preparation, meta={"categories": ["a", "b"]})
     models = types.ModuleType("torchvision.models")
     models.get_model = lambda name, weights, num_classes=2: nn.Sequential(nn.Linear(3, 4), nn.Linear(4, num_classes))
@@ -186,7 +189,23 @@ def test_torchvision(monkeypatch, tmp_path):
         "input_size": (3, 64, 64),
         "num_classes": 2,
         "label_names": ("a", "b"),
+        "crop_pct": 0.8,
+        "interpolation": "bicubic",
     }
     save_file(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5)).state_dict(), tmp_path / "w.safetensors")
     net = load("torchvision/resnet18", weights=tmp_path / "w.safetensors", classes=5)
     assert net.pretrained_cfg["num_classes"] == 5
+
+
+def test_a_real_timm_model_with_other_classes_and_weights(tmp_path):
+    library = pytest.importorskip("timm", reason="timm is not installed: pip install 'eata[vision]'")
+    trained = library.create_model("resnet18", pretrained=False, num_classes=10)
+    save_file(trained.state_dict(), tmp_path / "w.safetensors")
+    net = load("timm/resnet18", weights=tmp_path / "w.safetensors", classes=10)
+    assert torch.equal(net.fc.weight, trained.fc.weight)
+    assert net.pretrained_cfg["num_classes"] == 10
+    assert net.pretrained_cfg["crop_pct"] == trained.pretrained_cfg["crop_pct"]
+    assert net.pretrained_cfg["interpolation"] == trained.pretrained_cfg["interpolation"]
+    assert trained.pretrained_cfg["num_classes"] == 1000  # timm's own table is as it was
+    with pytest.raises(ValueError, match="does not fit the model: other shapes: fc"):
+        load("timm/resnet18", weights=tmp_path / "w.safetensors", classes=7)

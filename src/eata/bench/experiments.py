@@ -22,7 +22,8 @@ class Variant:
         method: which of ``eata.methods.METHODS``.
         column: where its result goes; None puts each corruption into a column of its own.
         settings: arguments that differ from the preset's, and of the protocol: ``batch``, ``limit``, ``window``,
-            ``fisher_samples``, ``lr_scale``, and ``keep`` with ``fraction`` (adapt on part of the stream only).
+            ``fisher_samples``, ``lr_scale``, ``answers`` (write down what was predicted), and ``keep`` with
+            ``fraction`` (adapt on part of the stream only).
         lifelong: one stream through all corruptions, never reset.
         slow: 20 to 64 passes an image; only run when asked for.
         net: which of the data's networks: ``"bn"``, or ``"gn"`` (GroupNorm, with TTT's rotation head).
@@ -53,7 +54,7 @@ class Experiment:
         seeds: of the order.
         clean: when the clean set is measured (while adapting goes on): ``"never"``; at the ``"end"`` of each stream;
             after ``"each"`` corruption, in lifelong streams too; to save time, after the ``"last"`` corruption only; or
-            after each one in ``"lifelong"`` streams and after the last one elsewhere.
+            ``"around"`` a lifelong stream: by a new model of its own, and at the end (elsewhere, after the last).
         plots: which of ``eata.bench.plots``.
         needs_data: the data it is about, where that has to be asked for.
         memory: measure the memory of a step too.
@@ -100,11 +101,17 @@ _ALL = (
     Experiment(
         "demo",
         (),
-        "The demonstration",
-        "Source, BN, Tent, ETA and EATA over 15 corruptions, reset and lifelong.",
-        (*(v for v in MAIN if not v.slow), *(v for v in GRADIENT_LIFELONG if v.method != "eta")),
-        clean="lifelong",
-        plots=("errors", "backwards", "forgetting"),
+        "One stream through 15 corruptions",
+        "A trained net meets 15 corruptions that it has never seen, one after another, and is never reset.",
+        tuple(
+            Variant(
+                v.row, v.method, settings={**v.settings, "answers": 1}, lifelong=v.method in ("tent", "eta", "eata")
+            )
+            for v in MAIN
+            if not v.slow
+        ),
+        clean="around",
+        plots=("methods", "errors", "backwards"),
     ),
     Experiment(
         "imagenet-c",

@@ -127,9 +127,8 @@ def _errors(table: Table) -> Iterator[Plot]:
     axis.set_ylabel(_measure(table))
     axis.set_ylim(0, 1.06 * max(value for line in lines for value in line.values.values()))
     axis.legend(ncols=len(lines) if len(lines) < 6 else 4, loc="lower left", bbox_to_anchor=(0, 1))
-    yield Plot(
-        "errors", f"{table.experiment.measure.capitalize()} by corruption; hollow: lifelong, never reset.", figure
-    )
+    hollow = "; hollow: lifelong, never reset" if any(line.row.endswith("-lifelong") for line in lines) else ""
+    yield Plot("errors", f"{table.experiment.measure.capitalize()} by corruption{hollow}.", figure)
 
 
 def _backwards(table: Table) -> Iterator[Plot]:
@@ -211,6 +210,30 @@ _SWEPT = {
 }
 
 
+def _methods(table: Table) -> Iterator[Plot]:
+    """The whole table in one glance: a bar a method, and the source model as the line to beat."""
+    lines = [line for line in _summary(table) if line.complete]
+    source = next((line for line in lines if line.row == "source"), None)
+    if source is None or len(lines) < 2 or table.summary != "mean":
+        return
+    figure, (axis,) = _panels(1, 11.4, 0.7 + 0.34 * len(lines))
+    for place, line in enumerate(lines):
+        colour = "#9AA3AB" if line is source else _style(table, line)["color"]
+        axis.barh(place, line.mean, color=colour, height=0.66)
+        axis.annotate(f"{line.mean:.1f}", (line.mean, place), (5, 0), textcoords="offset points", va="center")
+    axis.axvline(source.mean, color="black", linestyle="--", linewidth=1.1)
+    axis.set_yticks(range(len(lines)), [line.name for line in lines])
+    axis.tick_params(axis="y", length=0)
+    axis.grid(axis="y", visible=False)
+    axis.invert_yaxis()
+    axis.set_xlabel(f"mean {_measure(table)}")
+    severity = "" if source.severity is None else f", severity {source.severity}"
+    caption = (
+        f"Mean {table.experiment.measure} over {len(table.columns)} corruptions{severity}; dashed: the source model."
+    )
+    yield Plot("methods", caption, figure)
+
+
 def _bars(table: Table) -> Iterator[Plot]:
     yield _barh(table, "bars", _measure(table), lambda line: line.mean, published=table.comparable)
 
@@ -240,6 +263,7 @@ def _barh(table: Table, name: str, label: str, value: Callable[[Line], float], p
 
 
 PLOTS: dict[str, Callable[[Table], Iterator[Plot]]] = {
+    "methods": _methods,
     "errors": _errors,
     "backwards": _backwards,
     "forgetting": _forgetting,

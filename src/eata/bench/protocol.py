@@ -8,11 +8,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from eata.bench.experiments import NATURAL, Experiment, Setting, Variant, find
+from eata.bench.experiments import MIXED, NATURAL, Experiment, Setting, Variant, find
+from eata.data import CORRUPTIONS
 from eata.errors import EataError, unknown
 
 BATCH = 64
 FISHER_SAMPLES = 2000
+
+Result = dict[str, Any]  # what a cell gave: its ``stages``, or the ``error`` that ended it
+
+# rough cost of an image against a forward pass: for the order of the cells and the estimate of the time that is left
+COST = {"source": 1, "bn": 1, "augment": 32, "memo": 100, "ttt": 100}
+GRADIENT = 3
 
 
 @dataclass(frozen=True)
@@ -31,6 +38,7 @@ _CIFAR10 = Traits(
 _IMAGENET = Traits("imagenet", "imagenet-c", {"bn": "torchvision/resnet50"}, clean=None)
 TRAITS = {
     "digits": Traits("digits", "digits", {"bn": "resnet26-bn-digits"}, clean="digits"),
+    "cifar10-sample": replace(_CIFAR10, family="cifar10-sample", clean="cifar10-sample"),
     "cifar10": _CIFAR10,
     "cifar10-c": _CIFAR10,
     "imagenet": _IMAGENET,
@@ -55,6 +63,8 @@ class Request:
         seeds: of the order; none: the experiment's.
         batch: images a batch; None: 64, and 256 for BN, as in the paper.
         threads: of a cell. Part of the request because it decides the last bits of the results.
+        device: that the cells run on, such as ``"cpu"`` or ``"cuda:1"``; likewise.
+        amp: mixed precision; likewise.
     """
 
     experiment: str
@@ -67,6 +77,8 @@ class Request:
     seeds: tuple[int, ...] = ()
     batch: int | None = None
     threads: int = 1
+    device: str = "cpu"
+    amp: bool = False
 
     @property
     def traits(self) -> Traits:
@@ -132,13 +144,35 @@ class Cell:
         """A readable name with a hash of everything that the result depends on."""
         where = self.column or (self.stages[0].corruption if len(self.stages) <= 2 else "lifelong")
         words = f"{self.row} {where or NATURAL} {self.severity} {self.seed}"
-        readable = "".join(letter if letter.isalnum() else "-" for letter in words)
-        return f"{readable}-{digest(asdict(self))}"
+        return f"{slug(words)}-{digest(asdict(self))}"
 
     @property
     def lifelong(self) -> bool:
         """Whether the stream goes through several shifts, so that its state is worth keeping between them."""
         return len(self.stages) > 2
+
+    @property
+    def cost(self) -> int:
+        """Of an image, in forward passes, roughly."""
+        return COST.get(self.method, GRADIENT)
+
+    def effort(self, images: int) -> float:
+        """Of the whole cell, in forward passes of one image, roughly.
+
+        Args:
+            images: in a stream.
+        """
+        streams = sum(len(CORRUPTIONS) if stage.corruption == MIXED else 1 for stage in self.stages)
+        return float(min(images, self.limit or images) * streams * self.cost)
+
+
+def slug(text: str) -> str:
+    """The text as part of a file's name on every system.
+
+    >>> slug("own:net 5")
+    'own-net-5'
+    """
+    return "".join(letter if letter.isalnum() else "-" for letter in text)
 
 
 def digest(value: Any) -> str:
@@ -230,9 +264,10 @@ def _cells(experiment: Experiment, request: Request, variant: Variant, severity:
     shifts = [Stage(None if name == NATURAL else name, severity) for name in experiment.corruptions]
     if "keep" in settings:
         return [replace(cell, stages=(replace(s, role="prepare"), replace(s, frozen=True))) for s in shifts]
-    if variant.lifelong and experiment.clean in ("each", "lifelong"):
+    if variant.lifelong and experiment.clean == "each":
         return [replace(cell, stages=tuple(stage for shift in shifts for stage in (shift, *clean)))]
     if variant.lifelong:
-        return [replace(cell, stages=(*shifts, *clean))]
-    then = {"never": [], "last": shifts[-1:], "lifelong": shifts[-1:]}.get(experiment.clean, shifts)
+        before = [replace(cell, stages=clean)] if clean and experiment.clean == "around" else []
+        return [*before, replace(cell, stages=(*shifts, *clean))]
+    then = {"never": [], "last": shifts[-1:], "around": shifts[-1:]}.get(experiment.clean, shifts)
     return [replace(cell, stages=(shift, *(clean if shift in then else ()))) for shift in shifts]

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import numpy as np
+import torch
 from PIL import Image
+from torch import Tensor
 
 import eata
-from eata.bench import plots, tables
+from eata.bench import plots, story, tables
 from eata.bench.protocol import Request
-from eata.bench.run import load
 from eata.bench.store import Run
-from eata.bench.tables import Line, Table
+from eata.bench.tables import Line, Table, load
 from eata.errors import EataError
 from eata.files import replacing
 
@@ -63,7 +63,10 @@ def page(run: Run, table: Table, drawn: list[plots.Plot]) -> str:
         request=run.request,
         done=done,
         total=len(cells),
-        plots=drawn,
+        plots=[plot for plot in drawn if plot.name != "methods"],
+        first=next((plot for plot in drawn if plot.name == "methods"), None),
+        sentences=story.sentences(table),
+        pictures=[(one, _data_url(_image(one.pixels))) for one in story.pictures(run)],
         samples=_samples(run.request, table),
         seconds=sum(stage["seconds"] for cell in cells for stage in (run.result(cell) or {}).get("stages", ())),
         layout=[(severity, _grid(table, severity)) for severity in table.severities],
@@ -85,6 +88,8 @@ def _grid(table: Table, severity: int | None) -> dict[str, Any]:
         "overall": any(paper is not None for paper, _ in overall.values()),
         "difference": any(difference is not None for _, difference in overall.values()),
         "clean": any(line.clean is not None for line in lines),
+        "clean_before": any(line.clean_before is not None for line in lines),
+        "times": any(table.times(line) is not None for line in lines),
         "memory": any(line.memory for line in lines),
         "rows": [
             (line, [_entry(table, line, column, ranks[column]) for column in columns], *overall[line.row])
@@ -119,9 +124,13 @@ def _samples(request: Request, table: Table) -> list[tuple[str, str]]:
             images, _ = next(stream.batches(SAMPLES, seed=None))
         except (EataError, OSError, StopIteration):  # the page is about the results; they are here without the data
             continue
-        strip = np.concatenate([*(images * 255).round().byte().permute(0, 2, 3, 1).numpy()], axis=1)
-        strips.append((name, _data_url(Image.fromarray(strip))))
+        strips.append((name, _data_url(_image(torch.cat([*images], dim=2)))))
     return strips
+
+
+def _image(pixels: Tensor) -> Image.Image:
+    """From float (3, H, W), 0 to 1."""
+    return Image.fromarray((pixels * 255).round().byte().permute(1, 2, 0).numpy())
 
 
 def _data_url(image: Image.Image) -> str:

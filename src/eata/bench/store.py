@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import platform
@@ -11,16 +10,17 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock, Timeout
 
 import eata
-from eata.bench.protocol import Cell, Request, Stage, digest
-from eata.bench.work import Result, Worker
+from eata import origin
+from eata.bench.protocol import Cell, Request, Result, Stage, digest
 from eata.errors import EataError
 from eata.files import replacing
 
@@ -79,6 +79,10 @@ class Run:
             raise EataError(f"{path} is damaged ({problem}); remove it and run the same command again.") from None
         return found
 
+    def results(self) -> dict[str, Result]:
+        """What is there, by the cells' names."""
+        return {cell.id: result for cell in self.cells if (result := self.result(cell)) is not None}
+
     def done(self, cell: Cell) -> bool:
         """Whether the cell has a result without an error."""
         result = self.result(cell)
@@ -97,42 +101,55 @@ class Run:
         """
         path = self.folder / "locks" / cell.id
         path.parent.mkdir(exist_ok=True)
-        with path.open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-                return
+        lock = FileLock(path)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            yield False
+            return
+        try:
             yield True
+        finally:
+            lock.release()
 
 
-def create(request: Request, cells: list[Cell], worker: Worker, out: Path, name: str) -> Run:
+def create(
+    request: Request, cells: list[Cell], weights: dict[str, str], data: dict[str, Any], out: Path, name: str
+) -> Run:
     """The run of this request under ``out``: the one that is there, or a new one.
 
+    What the results depend on names the folder, so that a changed setting, model, data set or torch is a new run. The
+    commit of the code is only written down: a run must be able to go on after the code has moved. Each cell's result
+    says which commit made it.
+
     Args:
-        request: its settings name the folder, so that a changed setting is a new run.
+        request: its settings.
         cells: of the request.
-        worker: knows the model's and the data's hashes.
+        weights: hash of each model's weights.
+        data: what is known of the data, with its hashes.
         out: folder of runs.
         name: beginning of the folder's name.
     """
-    models = sorted({cell.model for cell in cells})
-    hashes = {model: worker.digests(model) for model in models}
-    identity = [asdict(request), [cell.id for cell in cells], hashes]
-    folder = out / f"{name}-{digest(identity)}"
+    hashes = [weights, data["digest"], data["clean_digest"]]
+    folder = out / f"{name}-{digest([_settings(request), [cell.id for cell in cells], hashes, torch.__version__])}"
     if not (folder / MANIFEST).exists():
         with replacing(folder / MANIFEST) as temporary:
-            temporary.write_text(json.dumps(_manifest(request, cells, worker, hashes), indent=1, default=dict), "utf-8")
+            manifest = _manifest(request, cells, weights, data)
+            temporary.write_text(json.dumps(manifest, indent=1, default=dict), "utf-8")
     return Run(folder)
 
 
-def _manifest(
-    request: Request, cells: list[Cell], worker: Worker, hashes: dict[str, tuple[str, str]]
-) -> dict[str, Any]:
+def _settings(request: Request) -> dict[str, Any]:
+    """Those that are not at their default: an option that is added later changes no run that does not use it."""
+    return {field.name: value for field in fields(request) if (value := getattr(request, field.name)) != field.default}
+
+
+def _manifest(request: Request, cells: list[Cell], weights: dict[str, str], data: dict[str, Any]) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "command": " ".join(["eata", *sys.argv[1:]]),
         "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        "commit": origin.commit(),
         "versions": {
             "eata": eata.__version__,
             "python": platform.python_version(),
@@ -141,31 +158,25 @@ def _manifest(
         },
         "request": asdict(request),
         "seeds": sorted({cell.seed for cell in cells}),
-        "models": {model: weights for model, (weights, _) in hashes.items()},
-        "data": {
-            "spec": request.data,
-            "clean": request.clean_data,
-            "digest": next(iter(hashes.values()))[1],
-            "images": worker.available(cells[0].model),
-            "generated": worker.generated,
-            "order": "shuffled once per seed (numpy RandomState), the same for every method",
-        },
-        "hardware": hardware(),
+        "models": weights,
+        "data": data,
+        "hardware": hardware(torch.device(request.device)),
         "cells": [asdict(cell) for cell in cells],
     }
 
 
-def hardware() -> dict[str, Any]:
-    """The machine, in words that a reader can compare with."""
+def hardware(device: torch.device) -> dict[str, Any]:
+    """The machine, and the device that does the work, in words that a reader can compare with."""
     cpu = platform.processor() or platform.machine()
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         cpu = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    gpu = {"cuda": torch.cuda.get_device_name, "mps": lambda _: "Apple GPU"}.get(device.type)
     return {
         "host": socket.gethostname(),
         "system": platform.platform(),
         "cpu": cpu,
         "cores": os.cpu_count(),
-        "gpu": gpu,
+        "device": str(device),
+        "gpu": gpu(device) if gpu else None,
     }

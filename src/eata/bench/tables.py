@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from eata.bench import published
-from eata.bench.experiments import NATURAL, Experiment
-from eata.bench.protocol import Cell, Request
-from eata.bench.work import Result
+from eata.bench.experiments import NATURAL, Experiment, find
+from eata.bench.protocol import Cell, Request, Result
+from eata.bench.store import Run
 
 NAMES = {
     "source": "Source",
@@ -57,10 +57,12 @@ class Line:
         values: error or accuracy in % by column, mean over the seeds.
         deviations: standard deviation over the seeds by column, where there are several.
         clean: error or accuracy on the clean set after adaptation, in %.
+        clean_before: that of a new model, which has seen nothing else.
         forwards: samples a stream.
         backwards: samples a stream.
         seconds: a stream, in the model only.
         memory: bytes of a step at its peak.
+        complete: whether all of the row's cells have their result: a mean of some says little beside a mean of all.
     """
 
     row: str
@@ -70,10 +72,12 @@ class Line:
     backwards_by: dict[str, float] = field(default_factory=dict)
     clean_by: dict[str, float] = field(default_factory=dict)
     clean: float | None = None
+    clean_before: float | None = None
     forwards: float = 0
     backwards: float = 0
     seconds: float = 0
     memory: int | None = None
+    complete: bool = True
 
     @property
     def name(self) -> str:
@@ -82,7 +86,7 @@ class Line:
 
     @property
     def mean(self) -> float:
-        """Over the columns."""
+        """Over the columns that are there."""
         return statistics.fmean(self.values.values())
 
 
@@ -146,21 +150,30 @@ class Table:
     def difference(self, line: Line, column: str) -> float | None:
         """Measured less published; None where the two are not of the same data and severities."""
         paper = self.published(line, column)
-        ours = line.mean if column == "mean" else line.values.get(column)
+        ours = self.value(line, column)
         exact = self._exact(line) or line.severity is None
         if self.experiment.name == "cifar10-c" and self.severities[0] is not None and len(self.severities) < 6:
             exact = False  # the paper's is a mean over five severities
         return None if paper is None or ours is None or not (exact and self.comparable) else ours - paper
 
     def ranked(self, severity: int | None, column: str) -> list[float]:
-        """Values of a column, best first."""
-        values = {round(self.value(line, column) or 0, 1) for line in self.lines if line.severity == severity}
+        """Values of a column, best first; a line that has none does not count."""
+        found = (self.value(line, column) for line in self.lines if line.severity == severity)
+        values = {round(value, 1) for value in found if value is not None}
         return sorted(values, reverse=self.experiment.measure == "accuracy")
+
+    def times(self, line: Line) -> float | None:
+        """The time a stream over that of plain inference, where that was measured beside it."""
+        found = (one for one in self.lines if one.row == "source" and one.severity == line.severity)
+        source = next(found, None)
+        return line.seconds / source.seconds if source and source.seconds else None
 
     @staticmethod
     def value(line: Line, column: str) -> float | None:
-        """Measured."""
-        return line.mean if column == "mean" else line.values.get(column)
+        """Measured; a mean only of all columns."""
+        if column == "mean":
+            return line.mean if line.complete else None
+        return line.values.get(column)
 
 
 def name_of(row: str) -> str:
@@ -180,21 +193,33 @@ def column_name(column: str) -> str:
     return SHORT.get(column, column)
 
 
-def tabulate(experiment: Experiment, request: Request, results: Iterable[tuple[Cell, Result]]) -> Table:
-    """Gather what is there; cells that are not done are simply missing."""
-    found = list(results)
-    failures = [(cell.id, str(result["error"])) for cell, result in found if "error" in result]
-    good = [(cell, result) for cell, result in found if "error" not in result]
-    seen = [(cell.row, cell.severity) for cell, _ in good]
-    rows = [row for row in dict.fromkeys(variant.row for variant in experiment.variants) if row in {r for r, _ in seen}]
-    severities: list[int | None] = [*sorted({severity for _, severity in seen})]
+def load(run: Run) -> Table:
+    """The table of what a run has so far."""
+    return tabulate(run.request, run.cells, run.results())
+
+
+def tabulate(request: Request, cells: Sequence[Cell], results: Mapping[str, Result]) -> Table:
+    """Gather what is there.
+
+    Args:
+        request: the run's.
+        cells: those that the table is about, done or not.
+        results: by the cells' names; those that are not there yet are missing.
+    """
+    experiment = find(request.experiment)
+    failures = [(cell.id, str(results[cell.id]["error"])) for cell in cells if "error" in results.get(cell.id, ())]
+    good = [(cell, results[cell.id]) for cell in cells if "stages" in results.get(cell.id, ())]
+    rows = dict.fromkeys(variant.row for variant in experiment.variants)
+    severities: list[int | None] = [*sorted({cell.severity for cell, _ in good})]
     if len(severities) > 1:
         severities.append(None)
-    lines = [
-        _line(row, severity, [(c, r) for c, r in good if c.row == row and severity in (c.severity, None)], experiment)
-        for severity in severities
-        for row in rows
-    ]
+    lines = []
+    for severity in severities:
+        for row in rows:
+            found = [(c, r) for c, r in good if c.row == row and severity in (c.severity, None)]
+            wanted = sum(cell.row == row and severity in (cell.severity, None) for cell in cells)
+            lines.append(_line(row, severity, found, experiment))
+            lines[-1].complete = len(found) == wanted
     lines = [line for line in lines if line.values]
     columns = list(dict.fromkeys(column for line in lines for column in line.values))
     order = list(experiment.corruptions)
@@ -220,14 +245,20 @@ def _line(row: str, severity: int | None, results: list[tuple[Cell, Result]], ex
             score = _score(after, experiment.measure)
             if after["role"] == "clean" and before["role"] == "shift" and score is not None:
                 line.clean_by[_column(cell, before)] = score
-    last = [_score(r["stages"][-1], experiment.measure) for _, r in results if r["stages"][-1]["role"] == "clean"]
-    cleans = [score for score in last if score is not None]
-    line.clean = statistics.fmean(cleans) if cleans else None
+    ends = [stages for _, result in results if (stages := result["stages"])[-1]["role"] == "clean"]
+    line.clean = _clean([stages for stages in ends if len(stages) > 1], experiment.measure)
+    line.clean_before = _clean([stages for stages in ends if len(stages) == 1], experiment.measure)
     for name in ("forwards", "backwards", "seconds"):
         total = sum(stage[name] for _, stage in every if stage["role"] != "clean")
         setattr(line, name, total / max(1, len(shifts)))
     line.memory = max((stage.get("memory", 0) for _, stage in shifts), default=0) or None
     return line
+
+
+def _clean(ends: list[list[Result]], measure: str) -> float | None:
+    """Mean score of the last stages."""
+    scores = [score for stages in ends if (score := _score(stages[-1], measure)) is not None]
+    return statistics.fmean(scores) if scores else None
 
 
 def _column(cell: Cell, stage: Result) -> str:
@@ -261,7 +292,7 @@ def _rows(table: Table) -> Iterator[list[str]]:
             cells.append("all" if line.severity is None else str(line.severity))
         cells += [_number(line.values.get(column), line.deviations.get(column)) for column in table.columns]
         if "Mean" in heads:
-            cells.append(_number(line.mean))
+            cells.append(mean_of(line))
         if "Published" in heads:
             paper, difference = table.overall(line)
             cells += [_number(paper), "" if difference is None else f"{difference:+.1f}"]
@@ -271,6 +302,15 @@ def _rows(table: Table) -> Iterator[list[str]]:
         if "Memory (MB)" in heads:
             cells.append(_number(None if line.memory is None else line.memory / 1e6))
         yield cells
+
+
+def mean_of(line: Line) -> str:
+    """The mean as text; in brackets where some of its cells are missing.
+
+    >>> mean_of(Line("tent", 5, {"fog": 20.0})), mean_of(Line("tent", 5, {"fog": 20.0}, complete=False))
+    ('20.0', '(20.0)')
+    """
+    return f"{line.mean:.1f}" if line.complete else f"({line.mean:.1f})"
 
 
 def _number(value: float | None, deviation: float | None = None) -> str:
@@ -308,7 +348,7 @@ def to_csv(table: Table) -> str:
     for line in table.lines:
         severity = "all" if line.severity is None else line.severity
         values = line.values | ({"clean": line.clean} if line.clean is not None else {})
-        values |= {"mean": line.mean} if table.summary else {}
+        values |= {"mean": line.mean} if table.summary and line.complete else {}
         for column, value in values.items():
             record = [line.row, severity, column, table.experiment.measure, value, line.deviations.get(column)]
             writer.writerow([*record, table.published(line, column), *(getattr(line, cost) for cost in COSTS)])

@@ -6,10 +6,10 @@ import errno
 import sys
 
 import typer
-from rich.console import Console
 
 from eata import allocator
 from eata.cli import bench, corrupt, data, demo, predict, report, serve, train
+from eata.cli.screen import console
 from eata.errors import EataError
 
 app = typer.Typer(
@@ -47,12 +47,10 @@ def main() -> None:
     try:
         app()
     except (EataError, OSError) as problem:
-        Console(stderr=True).print(
-            f"eata: {_sentence(problem)}", style="bold red", markup=False, highlight=False, soft_wrap=True
-        )
+        console(errors=True).print(f"eata: {_sentence(problem)}", style="bold red")
         sys.exit(2)
     except (KeyboardInterrupt, SystemExit) as stop:
         if isinstance(stop, SystemExit) and stop.code != 130:  # typer makes this of Ctrl-C
             raise
-        Console(stderr=True).print("eata: stopped; what was finished is kept.", soft_wrap=True)
+        console(errors=True).print("eata: stopped; what was finished is kept.")
         sys.exit(130)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -59,32 +58,40 @@ def bench(
     batch: Annotated[int | None, typer.Option(min=1, help="Images a batch; default 64 (BN adaptation: 256).")] = None,
     threads: Annotated[
         int, typer.Option(min=1, help="Threads a stream; the same number gives the same bits on either engine.")
-    ] = min(4, os.cpu_count() or 1),
+    ] = 1,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Streams at once, a process each; default: all cores, with a GPU one.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps; auto: the accelerator if any.")] = "auto",
+    amp: Annotated[bool, typer.Option("--amp", help="Mixed precision: faster on a GPU.")] = False,
     engine: Annotated[str, typer.Option(help="local, or ray to share the cells among many machines.")] = "local",
     address: Annotated[str, typer.Option(help="Of a Ray cluster; default: a new one on this machine.")] = "",
     out: Annotated[Path, typer.Option(help="Folder of runs.")] = Path("runs"),
 ) -> None:
     """Run an experiment of the paper and set its numbers beside the published ones.
 
-    The same command goes on where it stopped. Ctrl-C loses the stream in work at most. 'eata report RUN' makes a page.
-
-    Streams run one after another; the same command in a second terminal shares them. For that, and on a machine that is
-    busy with other things, take --threads 1: threads that wait for one another lose most when they have to share cores.
+    The same command goes on where it stopped: Ctrl-C or a crash loses the streams in work at most, and what several
+    streams share (images decoded and corrupted, the Fisher information) is made once. In a second terminal, or on
+    another machine that sees the folder, it shares the work. 'eata report RUN' makes a page.
 
     Example: eata bench components --data digits
     """
-    from rich.console import Console
-
+    from eata.bench.engines import cores
     from eata.bench.experiments import find
     from eata.bench.protocol import Request
     from eata.bench.run import execute
+    from eata.cli.screen import console as screen
+    from eata.device import choose
 
-    console = Console()
+    console = screen()
     if show_list or not experiment:
-        console.print(_listing())
+        console.print(_listing(), soft_wrap=False)
         return
     if engine not in ("local", "ray"):
         raise EataError(f"There is no engine {engine!r}; there are local and ray.")
+    if address and engine != "ray":
+        raise EataError("--address is of a Ray cluster: add --engine ray, or leave it out.")
+    on = choose(device)
     request = Request(
         experiment=experiment,
         data=data or _default_data(find(experiment).needs_data, experiment),
@@ -96,8 +103,11 @@ def bench(
         seeds=numbers(seeds) if seeds else (),
         batch=batch,
         threads=threads,
+        device=str(on),
+        amp=amp,
     )
-    run, table = execute(request, out, console, "ray" if engine == "ray" else "local", address or None)
+    workers = workers or (max(1, cores() // threads) if on.type == "cpu" else 1)
+    run, table = execute(request, out, console, "ray" if engine == "ray" else "local", address or None, workers)
     show(console, run.folder, table)
     if table.failures:
         raise typer.Exit(1)
@@ -108,12 +118,12 @@ def show(console: Console, folder: Path, table: Table) -> None:
     from eata.bench.progress import grids
 
     for grid in grids(table, console.width):
-        console.print(grid)
+        console.print(grid, soft_wrap=False)
     for cell, error in table.failures:
-        console.print(f"failed: {cell}: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"failed: {cell}: {error}", style="red")
     if table.failures:
-        console.print(f"{len(table.failures)} cells failed; the same command tries them again.", soft_wrap=True)
-    console.print(f"The run is in {folder}\nA page of it: eata report {folder}", highlight=False, soft_wrap=True)
+        console.print(f"{len(table.failures)} cells failed; the same command tries them again.")
+    console.print(f"The run is in {folder}\nA page of it: eata report {folder}")
 
 
 def _default_data(wanted: str | None, experiment: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,11 +12,11 @@ import numpy as np
 import torch
 import typer
 from PIL import Image
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor
 
 from eata import files
+from eata.cli.screen import console as screen
 from eata.data import corruptions, images
 from eata.data.corruptions import ice
 from eata.errors import EataError
@@ -50,7 +51,7 @@ def corrupt(
     written = kept = 0
     skipped: dict[Path, str] = {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True)) as progress:
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=screen(errors=True)) as progress:
         task = progress.add_task("corrupting", total=len(paths) * len(cells))
         for path in paths:
             relative = path.relative_to(source)
@@ -64,7 +65,7 @@ def corrupt(
                 progress.advance(task, len(missing))
                 continue
             # Keyed by the path, so that a file comes out the same whatever else is in the folder.
-            first = zlib.crc32(relative.as_posix().encode())
+            first = zlib.crc32(os.fsencode(relative.as_posix()))
             for cell in missing:
                 assert image is not None
                 corrupted = corruptions.corrupt(image, *cell, seed, frost=frost, first=first)
@@ -124,9 +125,9 @@ def _format(path: Path) -> str | None:
 
 
 def _summarize(target: Path, written: int, kept: int, skipped: dict[Path, str]) -> None:
-    console = Console(soft_wrap=True, highlight=False, markup=False)
+    console = screen()
     console.print(f"{written} images written to {target}" + (f", {kept} were already there." if kept else "."))
     if skipped:
         console.print(f"{len(skipped)} files could not be used:")
         for path, why in skipped.items():
-            console.print(f"  {path}: {why}")
+            console.print(f"  {os.fsencode(path).decode(errors='backslashreplace')}: {why}")

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from eata.cli.screen import console
 from eata.data import cache, cifar10, cifar10_get
 from eata.errors import EataError
 
@@ -19,6 +19,7 @@ app = typer.Typer(help="Data sets: which there are, and fetching CIFAR-10.", no_
 
 ELSEWHERE = {
     "digits": "comes with scikit-learn; there is nothing to get.",
+    "cifar10-sample": "1,024 of its test images come with eata; there is nothing to get.",
     "cifar10-c": "is made from CIFAR-10 when it is used. To use the published files, unpack them to {published}, "
     "or write cifar10-c:PATH.",
     "imagenet": "cannot be fetched without an account; write imagenet:PATH for a folder with val/<wnid>/*.JPEG.",
@@ -51,9 +52,7 @@ def get(
         raise EataError(f"There is no data set {name!r} to get; there is cifar10.")
     with _progress() as show:
         fresh = cifar10_get.get(source, show)
-    Console().print(
-        f"CIFAR-10 is {'now' if fresh else 'already'} in {cifar10.folder()}, whole and checked.", soft_wrap=True
-    )
+    console().print(f"CIFAR-10 is {'now' if fresh else 'already'} in {cifar10.folder()}, whole and checked.")
 
 
 @app.command(name="list")
@@ -64,7 +63,7 @@ def list_() -> None:
     table.add_row("cifar10", f"is in {cifar10.folder()}." if there else "`eata data get cifar10` brings it.")
     for name in ELSEWHERE:
         table.add_row(name, _elsewhere(name))
-    Console().print(table)
+    console().print(table, soft_wrap=False)
 
 
 def _elsewhere(name: str) -> str:
@@ -79,6 +78,6 @@ def _progress() -> Iterator[cifar10_get.Progress]:
         TextColumn("{task.percentage:3.0f} %"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+    with Progress(*columns, console=console(errors=True), transient=True) as bars:
         task = bars.add_task("looking")
         yield lambda what, done, total: bars.update(task, description=what, completed=done, total=total)

@@ -29,6 +29,7 @@ def serve(
         int, typer.Option(min=0, help="Samples whose statistics stand in for a batch (eata.Window); 0: none.")
     ] = 64,
     guard: Annotated[bool, typer.Option("--guard", help="Watch for collapse and roll back (eata.Guard).")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps; auto: the accelerator if any.")] = "auto",
     name: Annotated[str, typer.Option(help="Name of the model in addresses; default: the model's own.")] = "",
     state: Annotated[Path | None, typer.Option(help="Folder for versions; default: in memory only.")] = None,
     save_every: Annotated[int, typer.Option(min=1, help="Batches between two saves.")] = 20,
@@ -60,7 +61,7 @@ def serve(
     if "/" in (name := name or _name(model)):
         raise EataError(f"--name {name!r} can't have a slash: it is a part of an address.")
     logging.basicConfig(level=logging.INFO, format="%(levelname)s:     %(message)s")
-    recipe = Recipe(model, weights, method, preset, lr, fisher, window, guard)
+    recipe = Recipe(model, weights, method, preset, lr, fisher, window, guard, device)
     options: dict[str, Any] = {"name": name, "state": state, "batch": batch, "wait": wait, "queue": queue}
     options |= {"timeout": timeout, "share": share, "save_every": save_every}
     if replicas:

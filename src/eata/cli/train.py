@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from eata import origin
+from eata.cli.screen import console
 from eata.data import cifar10, digits
+from eata.device import choose
 from eata.errors import EataError
 from eata.models import record, zoo
 from eata.models import train as training
@@ -37,6 +38,8 @@ def train(
         bool, typer.Option("--compile", help="Use torch.compile: about 1.3 times as fast, needs a C++ compiler.")
     ] = False,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: PyTorch's choice.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps; auto: the accelerator if any.")] = "auto",
+    amp: Annotated[bool, typer.Option("--amp", help="Mixed precision: faster on a GPU.")] = False,
     check: Annotated[
         str | None, typer.Option(metavar="NAME", help="Train nothing: measure a trained model against its record.")
     ] = None,
@@ -54,10 +57,11 @@ def train(
 
         eata train --check resnet26-bn-digits
     """
+    on = choose(device)
     if threads is not None:
         torch.set_num_threads(threads)
     if check is not None:
-        _check(check)
+        _check(check, on)
         return
     if out is None or out.suffix != ".safetensors":
         raise EataError("Say where the weights go: --out FILE.safetensors.")
@@ -73,7 +77,7 @@ def train(
     train_set, test_set = SETS[data].arrays("train"), SETS[data].arrays("test")
     torch.manual_seed(seed)
     net = record.build(model, len(SETS[data].CLASSES))
-    net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # faster on a CPU; torch lacks the overload
+    net.to(on).to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # faster; torch lacks the overload
     with _Report(RECIPES[recipe].epochs, len(train_set[0])) as report:
         history = training.train(
             net,
@@ -84,12 +88,14 @@ def train(
             seed=seed,
             flip=data != "digits",  # a mirrored digit is another sign
             compiled=compiled,
+            amp=amp,
             resume=resume,
             report=report.epoch,
             tick=report.tick,
         )
     command = f"eata train --data {data} --model {model} --recipe {recipe} --seed {seed}"
-    command += f" --threads {threads}" * (threads is not None) + " --compile" * compiled + f" --out {out.name}"
+    command += f" --threads {threads}" * (threads is not None) + " --compile" * compiled
+    command += f" --device {on}" * (on.type != "cpu") + " --amp" * amp + f" --out {out.name}"
     made = record.Record(
         model=model,
         data=data,
@@ -97,31 +103,24 @@ def train(
         command=command,
         seed=seed,
         recipe=dataclasses.asdict(RECIPES[recipe]),
-        commit=_commit(),
+        commit=origin.commit(),
         torch=torch.__version__,
         error=history[-1].error,
         images=len(test_set[0]),
     )
     record.write(out, net, made)
-    Console().print(f"{out}: {made.error:.2f} % error on the {made.images} clean test images.", soft_wrap=True)
+    console().print(f"{out}: {made.error:.2f} % error on the {made.images} clean test images.")
 
 
-def _check(name: str) -> None:
+def _check(name: str, on: torch.device) -> None:
     path = Path(name) if name.endswith(".safetensors") else zoo.WEIGHTS / f"{name}.safetensors"
-    net = zoo.load(name)
+    net = zoo.load(name).to(on)
     made = record.read(path)
     found = training.error(net, *SETS[made.data].arrays("test"))
     said = f"{name}: {found:.2f} % error measured, {made.error:.2f} % recorded ({made.images} clean test images)."
-    Console().print(said, soft_wrap=True)
+    console().print(said)
     if abs(found - made.error) > 100 * SAME_IMAGES / made.images + 1e-9:
         raise EataError(f"{name} does not do what its record says.")
-
-
-def _commit() -> str:
-    """The commit of the source that runs; empty for an installed copy."""
-    here = Path(__file__).parent
-    answer = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
-    return answer.stdout.strip()
 
 
 class _Report:
@@ -134,7 +133,7 @@ class _Report:
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
-            console=Console(stderr=True),
+            console=console(errors=True),
         )
         self._task = self._bar.add_task("training", total=epochs * images)
 

@@ -39,9 +39,12 @@ def save(path: Path, array: NDArray[Any]) -> None:
 
 
 def load(path: Path, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
-    """Read a .npy file that must hold an array of this shape and type; an ``EataError`` says what else it holds."""
+    """Map a .npy file that must hold an array of this shape and type; an ``EataError`` says what else it holds.
+
+    Processes that map the same file share its memory; what one writes into its array, it alone sees.
+    """
     try:
-        array: NDArray[Any] = np.load(path, allow_pickle=False)
+        array: NDArray[Any] = np.load(path, mmap_mode="c", allow_pickle=False)
     except (ValueError, EOFError) as problem:
         raise EataError(f"{path} is damaged ({problem}); remove it and fetch or make it again.") from None
     if array.shape != shape or array.dtype != dtype:

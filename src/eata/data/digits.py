@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from eata.extras import need
+
 CLASSES = tuple("0123456789")
 TRAIN_IMAGES = 897
 
@@ -20,9 +22,7 @@ def arrays(split: str) -> tuple[Tensor, Tensor]:
     >>> images.shape, labels.shape
     (torch.Size([900, 3, 32, 32]), torch.Size([900]))
     """
-    from sklearn.datasets import load_digits  # takes a second to import
-
-    scans = load_digits()
+    scans = need("sklearn.datasets", "digits", "bench").load_digits()  # here, for it takes a second to import
     small = torch.from_numpy(scans.images).float().unsqueeze(1) * (255 / 16)
     images = F.interpolate(small, size=(32, 32), mode="bilinear").round().byte().expand(-1, 3, -1, -1)
     part = {"train": slice(None, TRAIN_IMAGES), "test": slice(TRAIN_IMAGES, None)}[split]

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
 from torch import Tensor
 
 from eata.data.stream import Batch, Stream
-from eata.errors import EataError
+from eata.errors import EataError, unknown
+
+try:
+    from PIL import Image, ImageOps
+except ModuleNotFoundError:
+    raise EataError("Images in files need Pillow: pip install 'eata[bench]'.") from None
 
 SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".gif", ".bmp", ".dib", ".webp", ".tif", ".tiff"),
     *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k", ".avif", ".tga"),
 )
 UNKNOWN = -1
+AHEAD = 128  # images decoded before they are asked for, where batches don't say
 
 Pixels = NDArray[np.uint8]
 Prepare = Callable[[Image.Image], Image.Image]
@@ -67,29 +75,77 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def crop(image: Image.Image, side: int) -> Image.Image:
-    """The square of this side in the middle; the image is enlarged first where it is smaller."""
-    if min(image.size) < side:
-        image = resize(image, side)
-    left, top = (round((length - side) / 2) for length in image.size)
-    return image.crop((left, top, left + side, top + side))
+@dataclass(frozen=True)
+class Target:
+    """What a network wants its images to be, as its configuration says it (timm's ``resolve_data_config``).
+
+    Args:
+        height: in pixels.
+        width: in pixels.
+        crop_pct: the image is scaled so that the middle ``height`` x ``width`` is this share of its shorter side.
+        interpolation: of Pillow's: nearest, box, bilinear, hamming, bicubic or lanczos.
+        crop_mode: ``"center"`` keeps the picture's proportions, ``"squash"`` does not.
+    """
+
+    height: int
+    width: int
+    crop_pct: float = 0.875
+    interpolation: str = "bilinear"
+    crop_mode: str = "center"
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Target:
+        """From ``net.pretrained_cfg``.
+
+        >>> Target.of({"input_size": (3, 224, 224), "crop_pct": 0.95, "interpolation": "bicubic"}).scale
+        (235, 235)
+        """
+        *_, height, width = config["input_size"]
+        given = {name: config[name] for name in ("crop_pct", "interpolation", "crop_mode") if config.get(name)}
+        target = cls(int(height), int(width), **given)
+        if target.interpolation.upper() not in Image.Resampling.__members__:
+            known = [name.lower() for name in Image.Resampling.__members__]
+            raise unknown("interpolation", target.interpolation, known, "The model's configuration names it.")
+        if target.crop_mode not in ("center", "squash"):
+            raise unknown("crop_mode", target.crop_mode, ("center", "squash"), "The model's configuration names it.")
+        return target
+
+    @property
+    def scale(self) -> tuple[int, int]:
+        """Height and width that images are scaled to, before they are cropped."""
+        tiny = 1e-6  # 224 / (224 / 232) is 232
+        return math.floor(self.height / self.crop_pct + tiny), math.floor(self.width / self.crop_pct + tiny)
 
 
-def resize(image: Image.Image, shorter: int) -> Image.Image:
-    """Scaled so that the shorter side has this many pixels (bilinear, antialiased)."""
-    smallest = min(image.size)
-    width, height = (shorter * length // smallest for length in image.size)
-    return image.resize((width, height), Image.Resampling.BILINEAR)
+def resize(image: Image.Image, height: int, width: int, target: Target) -> Image.Image:
+    """Scaled (antialiased) so that it just covers ``height`` x ``width``, or, squashed, has that size."""
+    old_width, old_height = image.size
+    if target.crop_mode == "squash":
+        new = (width, height)
+    elif height == width:  # the shorter side fits, the longer is cut to whole pixels, as torchvision does it
+        new = (height * old_width // min(image.size), height * old_height // min(image.size))
+    else:
+        ratio = min(old_height / height, old_width / width)
+        new = (round(old_width / ratio), round(old_height / ratio))
+    return image.resize(new, Image.Resampling[target.interpolation.upper()])
 
 
-def resize_and_crop(image: Image.Image, side: int) -> Image.Image:
-    """ImageNet's evaluation: shorter side to 8/7 of ``side`` (256 for 224), then the middle ``side`` x ``side``."""
-    return crop(resize(image, side * 8 // 7), side)
+def crop(image: Image.Image, target: Target) -> Image.Image:
+    """The middle, of the target's size; the image is enlarged first where it is smaller."""
+    if image.width < target.width or image.height < target.height:
+        image = resize(image, target.height, target.width, target)
+    left, top = round((image.width - target.width) / 2), round((image.height - target.height) / 2)
+    return image.crop((left, top, left + target.width, top + target.height))
 
 
-def fit(image: Image.Image, side: int) -> Image.Image:
+def resize_and_crop(image: Image.Image, target: Target) -> Image.Image:
+    """A network's evaluation: scaled, then the middle (ImageNet's: shorter side to 256, the middle 224 x 224)."""
+    return crop(resize(image, *target.scale, target), target)
+
+
+def fit(image: Image.Image, target: Target) -> Image.Image:
     """An image of the wanted size as it is, any other resized and cropped."""
-    return image if image.size == (side, side) else resize_and_crop(image, side)
+    return image if image.size == (target.width, target.height) else resize_and_crop(image, target)
 
 
 class FileStream(Stream):
@@ -130,6 +186,11 @@ class FileStream(Stream):
 
     def __len__(self) -> int:
         return len(self._files)
+
+    def pixels(self) -> Iterator[tuple[int, Tensor, int]]:
+        self.skipped = []
+        for number, image in self._decoded(list(range(len(self))), ahead=AHEAD):
+            yield number, image, self._labels[number]
 
     def _read(self, order: NDArray[np.int64], size: int) -> Iterator[Batch]:
         images: list[Tensor] = []

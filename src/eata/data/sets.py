@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from types import ModuleType
+from typing import Any, TypeVar
 
 from torch import Tensor
 
-from eata.data import cache, cifar10, corruptions, digits, imagenet, images
+from eata.data import cache, cifar10, corruptions, digits, sample
 from eata.data.corruptions import corrupt
 from eata.data.stream import ArrayStream, Stream
 from eata.errors import EataError, unknown
 
-SPECS = ("digits", "cifar10", "cifar10-c[:PATH]", "imagenet:PATH", "imagenet-c:PATH", "imagenet-r:PATH", "folder:PATH")
+SPECS = (
+    *("digits", "cifar10-sample", "cifar10", "cifar10-c[:PATH]"),
+    *("imagenet:PATH", "imagenet-c:PATH", "imagenet-r:PATH", "folder:PATH"),
+)
+ARRAYS: dict[str, ModuleType] = {"digits": digits, "cifar10-sample": sample, "cifar10": cifar10, "cifar10-c": cifar10}
 
 Item = TypeVar("Item")
 
@@ -27,12 +32,14 @@ def load(
     severity: int = 5,
     limit: int | None = None,
     size: int = 224,
+    config: Mapping[str, Any] | None = None,
 ) -> Stream:
     """A stream of one data set, clean or under one corruption.
 
     | spec | what |
     |---|---|
     | ``digits`` | scikit-learn's, 32x32, 897 for training, 900 for testing |
+    | ``cifar10-sample`` | 1,024 test images of CIFAR-10 that come with the package |
     | ``cifar10`` | from the cache folder (``eata data get cifar10``) |
     | ``cifar10-c[:PATH]`` | the published files in PATH (default: ``CIFAR-10-C`` in the cache folder), else made here |
     | ``imagenet:PATH`` | ``PATH[/val]/<wnid>/*.JPEG``, resized and cropped |
@@ -49,6 +56,8 @@ def load(
         limit: take only so many images: the first of digits and CIFAR-10, whose own order is mixed already (so only
             those need to be corrupted), and evenly spread ones of image files, which are sorted by class.
         size: side in pixels of images read from files: those of another size are resized and cropped to a square.
+        config: a network's ``pretrained_cfg``, whose ``input_size``, ``crop_pct`` and ``interpolation`` (as in timm)
+            then say how images from files are resized and cropped, instead of ``size``.
 
     >>> stream = load("digits", limit=100)
     >>> len(stream), stream.name, stream.generated
@@ -75,14 +84,14 @@ def load(
         raise FileNotFoundError(f"{path} is not a folder.")
     if kind == "cifar10-c":
         return _published_cifar10(path, split, corruption, severity, limit)
-    return _from_files(kind, path, split, corruption, severity, limit, size)
+    return _from_files(kind, path, split, corruption, severity, limit, config or {"input_size": (3, size, size)})
 
 
 def _from_arrays(kind: str, split: str, corruption: str | None, severity: int, limit: int | None) -> Stream:
     unpacked = cache.folder() / cifar10.PUBLISHED
     if kind == "cifar10-c" and unpacked.is_dir():
         return _published_cifar10(unpacked, split, corruption, severity, limit)
-    source = digits if kind == "digits" else cifar10
+    source = ARRAYS[kind]
     name = _name(kind, corruption, severity)
     pixels, labels = source.arrays(split)
     if corruption is None:
@@ -91,7 +100,9 @@ def _from_arrays(kind: str, split: str, corruption: str | None, severity: int, l
         pixels = cifar10.generated(pixels, corruption, severity, limit)
     else:
         pixels = corrupt(pixels[:limit], corruption, severity)
-    return ArrayStream(name, source.CLASSES, pixels, labels[:limit], generated=corruption is not None)
+    made = corruption is not None
+    cached = made and source is cifar10 and split == "test" and limit is None
+    return ArrayStream(name, source.CLASSES, pixels, labels[:limit], generated=made, cached=cached)
 
 
 def _published_cifar10(path: Path, split: str, corruption: str | None, severity: int, limit: int | None) -> Stream:
@@ -104,11 +115,20 @@ def _published_cifar10(path: Path, split: str, corruption: str | None, severity:
 
 
 def _from_files(
-    kind: str, path: Path, split: str, corruption: str | None, severity: int, limit: int | None, size: int
+    kind: str,
+    path: Path,
+    split: str,
+    corruption: str | None,
+    severity: int,
+    limit: int | None,
+    config: Mapping[str, Any],
 ) -> Stream:
+    from eata.data import imagenet, images  # Pillow is no part of the core
+
+    target = images.Target.of(config)
     class_names: Sequence[str] = imagenet.names()
     class_index: Sequence[int] | None = None
-    prepare = partial(images.resize_and_crop, side=size)
+    prepare = partial(images.resize_and_crop, target=target)
     made_here = corruption
     if kind != "imagenet" and split == "train":
         raise EataError(f"{kind}:PATH has no training split; name the folder of the images that you want.")
@@ -119,7 +139,7 @@ def _from_files(
             raise EataError("ImageNet-C has no clean images; name a corruption, or take imagenet:PATH.")
         folder, made_here = imagenet.corrupted_folder(path, corruption, severity), None
         files, labels = imagenet.labelled(folder, imagenet.full_index())
-        prepare = partial(images.crop, side=size)  # they are stored at 224x224
+        prepare = partial(images.crop, target=target)  # they are stored at 224x224
     elif kind == "imagenet-r":
         inner = path / "imagenet-r"
         files, labels = imagenet.labelled(inner if inner.is_dir() else path, imagenet.rendition_labels())
@@ -127,7 +147,7 @@ def _from_files(
         class_names = [class_names[place] for place in class_index]
     else:
         files, labels, class_names = images.by_subfolder(path)
-        prepare = partial(images.fit, side=size)
+        prepare = partial(images.fit, target=target)
     return images.FileStream(
         _name(kind, corruption, severity),
         class_names,
@@ -135,7 +155,7 @@ def _from_files(
         _spread(files, limit),
         _spread(labels, limit),
         prepare,
-        recipe=f"{prepare.func.__name__} {size} {made_here} {severity if made_here else ''}",
+        recipe=f"{prepare.func.__name__} {target} {made_here} {severity if made_here else ''}",
         class_index=class_index,
         corrupt=_corruptor(made_here, severity) if made_here else None,
     )

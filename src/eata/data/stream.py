@@ -26,6 +26,7 @@ class Stream(ABC):
         class_index: which of the model's logits count, in the order of ``class_names`` (ImageNet-R: 200 of the 1,000);
             ``None`` means all of them. Labels always count within ``class_names``.
         generated: the corruption was made here, not read from the published files.
+        cached: the images lie in a file already that all processes share.
         digest: short hash of the images and labels (of paths and sizes where they are files).
         skipped: ``(path, reason)`` of the files that could not be read, in the latest pass.
     """
@@ -38,17 +39,23 @@ class Stream(ABC):
         digest: str,
         class_index: Sequence[int] | None = None,
         generated: bool = False,
+        cached: bool = False,
     ) -> None:
         self.name = name
         self.class_names = tuple(class_names)
         self.class_index = None if class_index is None else tuple(class_index)
         self.generated = generated
+        self.cached = cached
         self.digest = digest
         self.skipped: list[tuple[Path, str]] = []
 
     @abstractmethod
     def __len__(self) -> int:
         """Number of images, counting files that may turn out unreadable."""
+
+    @abstractmethod
+    def pixels(self) -> Iterator[tuple[int, Tensor, int]]:
+        """Number, image as uint8 (3, H, W) and label of each image that can be read, in the set's own order."""
 
     @abstractmethod
     def _read(self, order: NDArray[np.int64], size: int) -> Iterator[Batch]:
@@ -110,15 +117,27 @@ class ArrayStream(Stream):
     """Images that fit into memory, as uint8 (N, 3, H, W) with int64 labels (N)."""
 
     def __init__(
-        self, name: str, class_names: Sequence[str], images: Tensor, labels: Tensor, *, generated: bool = False
+        self,
+        name: str,
+        class_names: Sequence[str],
+        images: Tensor,
+        labels: Tensor,
+        *,
+        generated: bool = False,
+        cached: bool = False,
     ) -> None:
-        content = hashlib.sha256(images.numpy().tobytes() + labels.numpy().tobytes())
-        super().__init__(name, class_names, digest=content.hexdigest()[:12], generated=generated)
+        content = hashlib.sha256(images.numpy().data)
+        content.update(labels.numpy().data)
+        super().__init__(name, class_names, digest=content.hexdigest()[:12], generated=generated, cached=cached)
         self._images = images
         self._labels = labels
 
     def __len__(self) -> int:
         return len(self._labels)
+
+    def pixels(self) -> Iterator[tuple[int, Tensor, int]]:
+        for number, (image, label) in enumerate(zip(self._images, self._labels.tolist(), strict=True)):
+            yield number, image, label
 
     def _read(self, order: NDArray[np.int64], size: int) -> Iterator[Batch]:
         for start in range(0, len(order), size):

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from eata import device
 from eata.augmentation import crop_and_flip, rotate
 from eata.errors import EataError
 from eata.files import replacing
@@ -102,9 +103,10 @@ def error(net: nn.Module, images: Tensor, labels: Tensor, batch: int = 500) -> f
     """Error in per cent of a net in eval mode on uint8 images."""
     was_training = net.training
     net.eval()
+    on = next(net.parameters(), images).device
     wrong = 0
     for x, y in zip(images.split(batch), labels.split(batch), strict=True):
-        wrong += int((net(normalize(x)).argmax(1) != y).sum())
+        wrong += int((net(normalize(x.to(on))).argmax(1).cpu() != y).sum())
     net.train(was_training)
     return 100.0 * wrong / len(labels)
 
@@ -119,6 +121,7 @@ def train(
     seed: int = 0,
     flip: bool = True,
     compiled: bool = False,
+    amp: bool = False,
     resume: bool = False,
     report: Callable[[Epoch], None] = lambda epoch: None,
     tick: Callable[[int], None] = lambda images: None,
@@ -129,7 +132,7 @@ def train(
     from a generator of its own. ``report`` hears of each epoch, ``tick`` of each step (in images).
 
     Args:
-        net: network to train.
+        net: network to train, on the device that does the work.
         train_set: uint8 images (N, 3, H, W) and labels (N).
         test_set: the same for the test error after each epoch. It is only reported; nothing is chosen by it.
         recipe: one of ``RECIPES`` or your own.
@@ -137,11 +140,13 @@ def train(
         seed: of initial weights' caller, order and augmentation.
         flip: mirror images are still the same class (not so for digits).
         compiled: run the step through ``torch.compile`` (needs a C++ compiler; about 1.2 to 1.5 times as fast).
+        amp: mixed precision.
         resume: go on from ``checkpoint`` if it exists.
         report: called after each epoch.
         tick: called after each step with its number of images.
     """
     images, labels = train_set
+    on = next(net.parameters()).device
     optimizer = torch.optim.SGD(
         net.parameters(),
         recipe.lr,
@@ -152,6 +157,8 @@ def train(
     )
     history: list[Epoch] = []
     fingerprint = {"recipe": dataclasses.asdict(recipe), "seed": seed, "images": len(images)}
+    if amp:
+        fingerprint["amp"] = True
     if resume and checkpoint.exists():
         history = _load(checkpoint, net, optimizer, fingerprint)
     loss_of = torch.compile(_loss, dynamic=False) if compiled else _loss
@@ -168,10 +175,11 @@ def train(
         for step, index in enumerate(order):
             for group in optimizer.param_groups:
                 group["lr"] = recipe.rate(number + step / len(order))
-            x = normalize(crop_and_flip(small[index], generator, padding, flip))
+            x = normalize(crop_and_flip(small[index], generator, padding, flip).to(on))
             x = x.contiguous(memory_format=torch.channels_last)
-            turns = torch.randint(0, 4, (max(1, round(recipe.rotated * len(x))),), generator=generator)
-            loss = loss_of(net, x, labels[index], turns if net.rotation_head is not None else None)
+            turns = torch.randint(0, 4, (max(1, round(recipe.rotated * len(x))),), generator=generator).to(on)
+            with device.precision(on, amp):
+                loss = loss_of(net, x, labels[index].to(on), turns if net.rotation_head is not None else None)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -41,6 +41,7 @@ def load(name: str, *, weights: str | Path | None = None, classes: int | None = 
             ``"torchvision/NAME"``; or ``"package.module:factory"`` for your own. Your factory is called without
             arguments (with ``num_classes`` where ``classes`` is given) and should set ``net.pretrained_cfg``, a dict
             with ``mean``, ``std``, ``input_size`` and ``num_classes``: without it ImageNet's constants are assumed.
+            ``crop_pct`` (default 0.875) and ``interpolation`` (``"bilinear"``) say how photographs are cut to size.
         weights: file to take the weights from: .safetensors, or .pth/.pt with nothing but tensors in it; default: those
             that belong to the name.
         classes: number of classes; a model that cannot be built with it is an error.
@@ -123,7 +124,10 @@ def _built(make: Callable[..., nn.Module], *arguments: Any, **options: Any) -> n
 
 def _from_timm(name: str, pretrained: bool, classes: int | None) -> nn.Module:
     options = {} if classes is None else {"num_classes": classes}
-    return _built(_import("timm").create_model, name, pretrained=pretrained, **options)
+    net = _built(_import("timm").create_model, name, pretrained=pretrained, **options)
+    if classes is not None:  # timm's configuration is that of the published weights
+        net.pretrained_cfg = {**_config(net), "num_classes": classes, "label_names": None}  # type: ignore[assignment]
+    return net
 
 
 def _from_torchvision(name: str, pretrained: bool, classes: int | None) -> nn.Module:
@@ -136,6 +140,7 @@ def _from_torchvision(name: str, pretrained: bool, classes: int | None) -> nn.Mo
     _configure(
         net, tuple(preparation.mean), tuple(preparation.std), (3, side, side), tuple(published.meta["categories"])
     )
+    _config(net).update(crop_pct=side / preparation.resize_size[0], interpolation=preparation.interpolation.value)
     if classes is not None and not pretrained:
         _config(net).update(num_classes=classes, label_names=None)
     return net

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from eata.data.images import Target
 from eata.errors import EataError
 from eata.serve.refusal import Refusal
 
@@ -32,6 +33,7 @@ class Contract:
         std: divides each channel.
         class_names: one for each logit.
         batch: most samples in one request.
+        target: how image files are brought to that shape; None: scaled and cropped as usual.
 
     >>> contract = Contract("net", (1, 2, 2), (0.5,), (0.5,), ("a", "b"), batch=4)
     >>> contract.checked(np.zeros((2, 1, 2, 2))).dtype
@@ -44,6 +46,7 @@ class Contract:
     std: tuple[float, ...]
     class_names: tuple[str, ...]
     batch: int
+    target: Target | None = None
 
     @classmethod
     def of(cls, net: nn.Module, name: str, batch: int) -> Contract:
@@ -60,7 +63,7 @@ class Contract:
             ) from None
         if len(names) != classes or not len(mean) == len(std) == shape[0]:
             raise EataError("net.pretrained_cfg contradicts itself: compare num_classes, label_names, mean and std.")
-        return cls(name, shape, mean, std, tuple(str(each) for each in names), batch)
+        return cls(name, shape, mean, std, tuple(str(each) for each in names), batch, Target.of(config))
 
     def checked(self, values: NDArray[Any]) -> Floats:
         """The batch as the net takes it; raises for any other shape, for NaN, and for what can't be an image."""

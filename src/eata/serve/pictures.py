@@ -25,7 +25,8 @@ def decoded(content: bytes, name: str, contract: Contract) -> Floats:
             width, height = image.size
             if width * height > MOST_PIXELS:  # known from the header, before anything is decoded
                 raise Refusal(400, f"{name} has {width} x {height} pixels; at most {MOST_PIXELS:,} are decoded.")
-            pixels = np.asarray(images.fit(images.to_rgb(image), contract.shape[-1]))
+            target = contract.target or images.Target(contract.shape[-2], contract.shape[-1])
+            pixels = np.asarray(images.fit(images.to_rgb(image), target))
     except Refusal:
         raise
     except Exception as problem:  # decoders of broken files raise anything

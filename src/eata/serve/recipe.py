@@ -11,6 +11,7 @@ from torch import nn
 import eata
 from eata import methods
 from eata.adapter import Adapter
+from eata.device import choose
 from eata.errors import EataError
 from eata.importance import BATCH
 from eata.norm import has_batch_norm
@@ -29,6 +30,7 @@ class Recipe:
         fisher: for EATA: folder of clean images.
         window: samples whose statistics stand in for a batch; 0: none.
         guard: whether to wrap the adapter in ``eata.Guard``.
+        device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"cuda:1"`` or ``"mps"``.
 
     >>> recipe = Recipe("resnet26-bn-digits", method="eta", preset="digits")
     >>> type(recipe.adapter(recipe.net())).__name__
@@ -43,10 +45,11 @@ class Recipe:
     fisher: Path | None = None
     window: int = 64
     guard: bool = False
+    device: str = "auto"
 
     def net(self) -> nn.Module:
-        """The net, as it was trained."""
-        return eata.models.load(self.model, weights=self.weights)
+        """The net, as it was trained, on its device."""
+        return eata.models.load(self.model, weights=self.weights).to(choose(self.device))
 
     def adapter(self, net: nn.Module) -> Adapter:
         """The method around a net, in a window, and guarded if asked for."""
@@ -84,5 +87,8 @@ class Recipe:
                 "EATA needs clean images, to know which weights to hold: pass a few hundred with --fisher FOLDER, or "
                 "take --method eta, which needs none."
             )
-        stream = eata.data.load(f"folder:{self.fisher}", size=int(config["input_size"][-1]))
-        return eata.fisher(net, stream.batches(BATCH, mean=config["mean"], std=config["std"]), per=per)
+        batches = eata.data.load(f"folder:{self.fisher}", config=config).batches(
+            BATCH, mean=config["mean"], std=config["std"]
+        )
+        on = choose(self.device)
+        return eata.fisher(net, (x.to(on) for x, _ in batches), per=per)

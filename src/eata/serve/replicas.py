@@ -58,7 +58,8 @@ class Writer:
         if self._engine.mark.version == known:
             return None
         mark, parameters = self._engine.snapshot().result(PATIENCE)
-        return mark, {key: value for key, value in parameters.items() if not torch.equal(value, self._source[key])}
+        changed = {key: value for key, value in parameters.items() if not torch.equal(value, self._source[key])}
+        return mark, {key: value.cpu() for key, value in changed.items()}
 
     def command(self, name: str, *arguments: Any) -> None:
         """An operator's command."""

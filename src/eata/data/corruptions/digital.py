@@ -7,11 +7,11 @@ from io import BytesIO
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor
 
 from eata.data.corruptions.draws import Draws
 from eata.data.corruptions.filters import gaussian_blur, to_pixels
+from eata.extras import need
 
 
 def contrast(images: Tensor, factor: float, draws: Draws) -> Tensor:
@@ -82,10 +82,11 @@ def _boxes(size: int, ratio: float) -> tuple[Tensor, Tensor]:
 
 def jpeg_compression(images: Tensor, quality: int, draws: Draws) -> Tensor:
     """Saved as a JPEG file of low quality, and read again."""
+    image = need("PIL.Image", "jpeg_compression", "bench")
     pixels = images.permute(0, 2, 3, 1).contiguous().numpy()
     decoded = np.empty_like(pixels)
     for original, read in zip(pixels, decoded, strict=True):
         file = BytesIO()
-        Image.fromarray(original).save(file, "JPEG", quality=quality)
-        read[:] = Image.open(file, formats=("JPEG",))
+        image.fromarray(original).save(file, "JPEG", quality=quality)
+        read[:] = image.open(file, formats=("JPEG",))
     return torch.from_numpy(decoded).permute(0, 3, 1, 2).contiguous()

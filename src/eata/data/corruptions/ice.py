@@ -10,10 +10,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw
 from torch import Tensor
 
 from eata.errors import EataError
+
+try:
+    from PIL import Image, ImageDraw
+except ModuleNotFoundError:
+    raise EataError("frost needs Pillow: pip install 'eata[bench]'.") from None
 
 _PHOTOS = ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg", "frost6.jpg")
 _SIDE = 600

@@ -10,7 +10,6 @@ from torch import Tensor
 from eata.data.corruptions import filters
 from eata.data.corruptions.draws import Draws
 from eata.data.corruptions.filters import to_pixels
-from eata.data.corruptions.ice import textures
 
 
 def snow(images: Tensor, c: tuple[float, float, float, float, int, float, float], draws: Draws) -> Tensor:
@@ -35,6 +34,8 @@ def snow(images: Tensor, c: tuple[float, float, float, float, int, float, float]
 
 def frost(images: Tensor, c: tuple[float, float, float], draws: Draws, photos: Path | None) -> Tensor:
     """Ice on the window: a random cut of a texture, added to the photograph."""
+    from eata.data.corruptions.ice import textures  # draws with Pillow, which is no part of the core
+
     height, width = images.shape[-2:]
     ices = textures(photos, c[2], height, width)
     cuts = []
