@@ -8,7 +8,7 @@ import sys
 import typer
 
 from eata import allocator
-from eata.cli import bench, corrupt, data, demo, predict, report, train
+from eata.cli import bench, corrupt, data, demo, predict, report, serve, train
 from eata.cli.screen import console
 from eata.errors import EataError
 
@@ -26,6 +26,7 @@ app.command()(bench.bench)
 app.command()(report.report)
 app.command()(corrupt.corrupt)
 app.command()(train.train)
+app.command()(serve.serve)
 
 
 def _sentence(problem: EataError | OSError) -> str:
