@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -46,9 +47,8 @@ napoleon_use_ivar = True
 python_use_unqualified_type_names = True
 toc_object_entries_show_parents = "hide"
 
-# Pages that come with other parts of the project; until they are there, links to them are not errors.
-LATER = ("safe", "serve", "scale")
-suppress_warnings = [] if all((HERE / f"{page}.md").exists() for page in LATER) else ["myst.xref_missing", "toc"]
+# Pages that come with other parts of the project; until they are there, nothing links to them.
+MISSING = [page for page in ("safe", "serve", "scale") if not (HERE / f"{page}.md").exists()]
 
 
 def mathml(block: bool) -> tuple[Any, None]:
@@ -59,6 +59,13 @@ def mathml(block: bool) -> tuple[Any, None]:
         raise nodes.SkipNode
 
     return visit, None
+
+
+def without_missing(_app: Sphinx, _page: str, source: list[str]) -> None:
+    """A page without links to pages that are not there yet."""
+    for page in MISSING:
+        source[0] = re.sub(rf"\[([^\]]*)\]\((?:\.\./)?{page}\.md\)", r"\1", source[0])
+        source[0] = re.sub(rf"^{page}\n", "", source[0], flags=re.MULTILINE)
 
 
 def tables(_app: Sphinx, _what: str, _name: str, _object: Any, _options: Any, lines: list[str]) -> None:
@@ -78,4 +85,5 @@ def tables(_app: Sphinx, _what: str, _name: str, _object: Any, _options: Any, li
 def setup(app: Sphinx) -> None:
     """What the settings above can't say."""
     app.add_html_math_renderer("mathml", mathml(block=False), mathml(block=True))
+    app.connect("source-read", without_missing)
     app.connect("autodoc-process-docstring", tables)

@@ -45,4 +45,3 @@ def test_it_works_in_a_program_that_never_imported_fsdp():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "nothing to adapt" in done.stdout
-
