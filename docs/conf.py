@@ -30,7 +30,7 @@ html_title = "eata"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
-smartquotes = False  # it would make a dash of --option
+smartquotes_action = "D"  # dashes only
 html_show_sphinx = False
 html_math_renderer = "mathml"
 
@@ -82,8 +82,15 @@ def tables(_app: Sphinx, _what: str, _name: str, _object: Any, _options: Any, li
     lines[:] = found
 
 
+def no_types(_app: Sphinx, what: str, _name: str, _object: Any, _options: Any, lines: list[str]) -> None:
+    """What stands before a colon in an attribute's comment is no type, as napoleon would have it."""
+    if what == "attribute":
+        lines[:] = [line.replace(": ", "; ") for line in lines]
+
+
 def setup(app: Sphinx) -> None:
     """What the settings above can't say."""
     app.add_html_math_renderer("mathml", mathml(block=False), mathml(block=True))
     app.connect("source-read", without_missing)
+    app.connect("autodoc-process-docstring", no_types, priority=400)  # before napoleon's
     app.connect("autodoc-process-docstring", tables)

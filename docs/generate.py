@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import inspect
 import json
+import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import click
 import typer
 
 import eata
@@ -104,27 +104,33 @@ def commands() -> str:
 
 
 def _commands(command: Any, path: str) -> Iterable[str]:
-    """One command, or all those of a group. (Typer brings a click of its own, so classes are not looked at.)"""
+    """One command, or all those of a group."""
     inner = getattr(command, "commands", None)
     if inner is not None:
         for name, one in inner.items():
             yield from _commands(one, f"{path} {name}")
         return
-    context = click.Context(click.Command(path), info_name=path)
-    rows = [_option(one, context) for one in command.params if one.name != "help"]
-    parts = [f"## {path}", inspect.cleandoc(command.help or "")]
+    rows = [_option(one) for one in command.params if one.name != "help"]
+    about, example, command_line = inspect.cleandoc(command.help or "").partition("Example: ")
+    parts = [f"## {path}", _options_as_code(about)]
+    if example:
+        parts.append(f"```text\n{command_line}\n```")
     if rows:
         parts.append("\n".join(["| | what | default |", "|---|---|---|", *rows]))
     yield "\n\n".join(parts)
 
 
-def _option(parameter: Any, context: click.Context) -> str:
+def _option(parameter: Any) -> str:
     is_argument = parameter.param_type_name == "argument"
     spelled = (parameter.metavar or parameter.name).upper() if is_argument else "`, `".join(parameter.opts)
     default = parameter.default
     shown = "" if default in (None, "", False) or callable(default) else f"`{default}`"
     needed = "needed" if parameter.required else shown
-    return f"| `{spelled}` | {_cell(parameter.help or '')} | {needed} |"
+    return f"| `{spelled}` | {_cell(_options_as_code(parameter.help or ''))} | {needed} |"
+
+
+def _options_as_code(text: str) -> str:
+    return re.sub(r"(?<!\S)(--[\w-]+)", r"`\1`", text)
 
 
 def _cell(text: str) -> str:
