@@ -1,6 +1,6 @@
 # Everything runs in .venv; nothing is installed outside it.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint dist bench clean
+.PHONY: help setup demo test lint dist bench docs clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -16,7 +16,7 @@ setup: .venv/dev  ## make .venv and install eata into it, with what the tests ne
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "eata needs Python 3.10 or newer; try: make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
 
-.venv/bench .venv/dev: .venv/%: pyproject.toml constraints.txt | .venv/bin/pip
+.venv/bench .venv/docs .venv/dev: .venv/%: pyproject.toml constraints.txt | .venv/bin/pip
 	$(BIN)/pip install --quiet --editable '.[$*]'
 	@touch $@
 
@@ -39,5 +39,10 @@ dist: setup  ## the wheel and the source archive, checked
 bench: setup  ## speed and memory of one adaptation step, as ratios
 	$(BIN)/python -m benchmarks.step
 
+docs: .venv/docs  ## the site, into docs/_build/html; warnings are errors, and every link leads somewhere
+	$(BIN)/sphinx-build -W --keep-going -q docs docs/_build/html
+	$(BIN)/python docs/links.py docs/_build/html
+	@echo "open docs/_build/html/index.html"
+
 clean:  ## remove .venv and caches
-	rm -rf .venv dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv dist docs/_build docs/generated .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,5 +1,8 @@
 """What eata.check finds, and that it says it in sentences."""
 
+import subprocess
+import sys
+
 import torch
 from torch import nn
 
@@ -35,3 +38,10 @@ def test_a_wrapped_net_is_a_finding(trained):
     assert any("wrapped by eata.Tent" in finding for finding in eata.check(net))
     model.unwrap()
     assert eata.check(net) == []
+
+
+def test_it_works_in_a_program_that_never_imported_fsdp():
+    code = "import torch, eata; print(eata.check(torch.nn.ReLU()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "nothing to adapt" in done.stdout

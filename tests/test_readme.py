@@ -1,4 +1,4 @@
-"""The README is always true: its example runs as written, and its commands exist."""
+"""The README is always true and short: its example runs as written, and its commands, methods and links exist."""
 
 import re
 import subprocess
@@ -23,3 +23,20 @@ def test_every_command_of_the_readme_exists():
     named = set(re.findall(r"^eata (\w+)", README.read_text(), re.MULTILINE))
     assert named
     assert named <= known
+
+
+def test_a_newcomer_finishes_it():
+    assert 500 <= len(README.read_text().split()) <= 900
+
+
+def test_every_method_is_in_its_table():
+    from eata.methods import METHODS
+
+    table = README.read_text().partition("## Methods")[2].partition("## ")[0]
+    assert {kind.__name__ for kind in METHODS.values()} <= set(re.findall(r"`(\w+)`", table))
+
+
+def test_what_the_pages_of_the_repository_link_to_is_there():
+    for page in README.parent.glob("*.md"):
+        links = re.findall(r"\]\((?!\w+:)([^)#]+)", page.read_text())
+        assert [link for link in links if not (page.parent / link).exists()] == [], page.name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from torch import nn
 
@@ -92,7 +94,8 @@ def _wrapper_findings(net: nn.Module) -> list[str]:
         findings.append(
             "This is a data-parallel wrapper: each replica would use its own statistics; give eata net.module."
         )
-    if isinstance(net, torch.distributed.fsdp.FullyShardedDataParallel):
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # where nobody has imported it, no net is of its class
+    if fsdp is not None and isinstance(net, fsdp.FullyShardedDataParallel):
         findings.append("This is an FSDP wrapper: its weights are in pieces; give eata the whole net.")
     owner = norm.wrapped_by(net)
     if owner is not None:
