@@ -69,7 +69,7 @@ def test_needs_a_copy(trained, copies):
 
 def test_bad_images_are_refused(trained):
     model = eata.Augment(configured(trained("gn")), copies=2)
-    with pytest.raises(ValueError, match=r"takes \(B, C, H, W\)"):
+    with pytest.raises(ValueError, match=r"takes batches \(B, C, H, W\)"):
         model(torch.zeros(2, 64))
     model.net.pretrained_cfg = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
     net = model.unwrap()
