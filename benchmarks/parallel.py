@@ -6,11 +6,12 @@
     python -m benchmarks.parallel --scale             # no measurement: the model of docs/scale.md, for more workers
 
 The same total batch, in one run; the sides take turns, and each ratio is of two neighbours in time. Half of each shard
-is chosen. 'exact' is backward="full" in one process, which computes the same as the two; 'auto' is its default, which
-on a CPU is the row-sparse backward, an approximation under BatchNorm. In brackets: the ratio of processor seconds, all
-threads and processes together, which a busy machine disturbs less. Bytes are what a process wrote to its sockets
-(/proc/self/io); theory is `traffic`, and the header that gloo adds to each message, measured too. Weights and images
-are random: the time does not depend on them.
+is chosen. 'exact' compares backward="full" on both sides, which compute the same; 'rows' compares backward="rows" with
+the default of one process, which on a CPU is rows too. 'work' is processor seconds of both processes over those of one
+process with one thread: 1 is a perfect division, and it holds on a busy machine too, where the times do not (threads
+that wait for one another suffer most). Bytes are what a process wrote to its sockets (/proc/self/io); theory is
+`traffic`, and the header that gloo adds to each message, measured too. Weights and images are random: the time does not
+depend on them.
 """
 
 from __future__ import annotations
@@ -43,11 +44,18 @@ NETS: dict[str, tuple[int, tuple[int, ...], int]] = {  # total batch, sample, cl
     "resnet26": (64, (3, 32, 32), 10),
     "resnet50": (32, (3, 224, 224), 1000),
 }
+# Assumed, not measured: seconds a hop, bytes a second and link.
+LINKS = {"NVLink": (3e-6, 200e9), "RDMA": (6e-6, 20e9), "TCP": (40e-6, 1.2e9)}
+IMAGES_A_DAY = 1e9
+SHARD = 64
 
 
 def build(name: str) -> nn.Module:
     torch.manual_seed(0)
     return ResNet26(10, "bn") if name == "resnet26" else resnet50()
+
+
+# --- on paper ---------------------------------------------------------------------------------------------------------
 
 
 def traffic(net: nn.Module, classes: int, processes: int) -> dict[str, float]:
@@ -66,33 +74,26 @@ def traffic(net: nn.Module, classes: int, processes: int) -> dict[str, float]:
     return {"messages": 2 * len(channels) + 6, "payload": payload, "sent": ring}
 
 
-# Assumed, not measured: seconds a hop, bytes a second and link.
-LINKS = {"NVLink": (3e-6, 200e9), "RDMA": (6e-6, 20e9), "TCP": (40e-6, 1.2e9)}
-IMAGES_A_DAY = 1e9
-SHARD = 64
-
-
 def scale() -> None:
     """Bytes and seconds of a ResNet-50 step, by workers and link, in a tree (NCCL's way with many) and in a ring."""
     net = build("resnet50")
     print(f"{IMAGES_A_DAY:.0e} images a day, {SHARD} a worker and step")
-    print(
-        "| workers | step every, s | MB sent a step | MB/s sent | link | s waiting a step, tree | ring |\n"
-        + "|---" * 7
-        + "|"
-    )
+    print("| workers | step every, s | MB sent a step | MB/s | link | waiting a step, tree, s | ring, s |")
+    print("|---" * 7 + "|")
     for workers in (8, 64, 1024):
-        sent, messages = traffic(net, 1000, workers)["sent"], traffic(net, 1000, workers)["messages"]
+        step = traffic(net, 1000, workers)
         interval = workers * SHARD / (IMAGES_A_DAY / 86_400)
         for link, (hop, bandwidth) in LINKS.items():
-            tree = messages * 2 * math.ceil(math.log2(workers)) * hop + sent / bandwidth
-            ring = messages * 2 * (workers - 1) * hop + sent / bandwidth
-            print(
-                f"| {workers:,} | {interval:.3f} | {sent / 1e6:.2f} | {sent / 1e6 / interval:.1f} | {link} "
-                f"| {tree:.4f} | {ring:.3f} |"
-            )
+            tree = step["messages"] * 2 * math.ceil(math.log2(workers)) * hop + step["sent"] / bandwidth
+            ring = step["messages"] * 2 * (workers - 1) * hop + step["sent"] / bandwidth
+            megabytes = step["sent"] / 1e6
+            columns = (f"{workers:,}", f"{interval:.3f}", f"{megabytes:.2f}", f"{megabytes / interval:.1f}", link)
+            print("|", " | ".join((*columns, f"{tree:.4f}", f"{ring:.3f}")), "|")
     parameters = sum(p.numel() for p in norm.affine_parameters(net).values())
     print(f"a publication of scale and shift: {4 * parameters:,} bytes to each replica")
+
+
+# --- measured ---------------------------------------------------------------------------------------------------------
 
 
 def written() -> int:
@@ -102,72 +103,95 @@ def written() -> int:
 
 
 def work(rank: int, folder: str, name: str, turns: Connection) -> None:
-    """One step for each message from the main process; it gets the bytes and messages of the step back."""
+    """One step for each message from the main process, which says how; it gets back what the step took."""
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=PROCESSES)
     batch, sample, _ = NETS[name]
     x = torch.randn(batch // PROCESSES, *sample)
-    model = eata.parallel(ours(build(name), len(x) // 2), timeout=600)
-    before = written()
+    models = {how: eata.parallel(ours(build(name), len(x) // 2, backward=how), timeout=600) for how in ("full", "rows")}
+    few, before = torch.zeros(64), written()
     for _ in range(20):
-        model.processes.counts(0)
-    header = (written() - before) / 20 - 8  # what gloo adds to a message
-    while turns.recv():
+        models["full"].processes.total(few)
+    header = (written() - before) / 20 - few.nbytes  # what gloo adds to a message
+    while how := turns.recv():
+        model = models[how]
         bytes_before, messages_before, start = written(), model.processes.messages, time.process_time()
         model(x)
-        used = time.process_time() - start
-        turns.send((written() - bytes_before, model.processes.messages - messages_before, used, header))
+        used, messages = time.process_time() - start, model.processes.messages - messages_before
+        turns.send({"processor": used, "sent": written() - bytes_before, "messages": messages, "header": header})
+
+
+class Crew:
+    """The processes, one step of all of them at a time."""
+
+    def __init__(self, name: str, folder: str) -> None:
+        context = multiprocessing.get_context("spawn")
+        pipes = [context.Pipe() for _ in range(PROCESSES)]
+        self.pipes = [here for here, _ in pipes]
+        self.workers = [
+            context.Process(target=work, args=(rank, folder, name, there), daemon=True)
+            for rank, (_, there) in enumerate(pipes)
+        ]
+        for worker in self.workers:
+            worker.start()
+
+    def step(self, how: str) -> tuple[float, float]:
+        start = time.perf_counter()
+        for pipe in self.pipes:
+            pipe.send(how)
+        self.told = [pipe.recv() for pipe in self.pipes]
+        return time.perf_counter() - start, sum(one["processor"] for one in self.told)
+
+    def end(self) -> None:
+        for pipe in self.pipes:
+            pipe.send("")
+        for worker in self.workers:
+            worker.join(60)
 
 
 def measure(name: str, repeats: int) -> dict[str, Any]:
     batch, sample, classes = NETS[name]
-    torch.set_num_threads(PROCESSES)
     x = torch.randn(batch, *sample)
     alone = {how: ours(build(name), batch // 2, backward=how) for how in ("full", "auto")}
-    context = multiprocessing.get_context("spawn")
-    pipes = [context.Pipe() for _ in range(PROCESSES)]
-    seconds: dict[str, list[float]] = {"parallel": [], "full": [], "auto": []}
-    used: dict[str, list[float]] = {"parallel": [], "full": [], "auto": []}
+    seconds: dict[str, list[float]] = {}
+    used: dict[str, list[float]] = {}
+    told = {}
     with tempfile.TemporaryDirectory() as folder:
-        workers = [
-            context.Process(target=work, args=(rank, folder, name, pipe[1]), daemon=True)
-            for rank, pipe in enumerate(pipes)
-        ]
-        for worker in workers:
-            worker.start()
+        crew = Crew(name, folder)
         for repeat in range(repeats + 1):
-            timed = {how: _timed(model, x) for how, model in alone.items()}
+            timed = {}
+            for how, model in alone.items():
+                for threads in (1, PROCESSES):
+                    timed[f"{how}, {threads}"] = _timed(model, x, threads)
             time.sleep(0.3)  # idle OpenMP threads spin for a while
-            start = time.perf_counter()
-            for pipe in pipes:
-                pipe[0].send(True)
-            sent = [pipe[0].recv() for pipe in pipes]
-            timed["parallel"] = (time.perf_counter() - start, sum(one[2] for one in sent))
-            for how, (wall, processor) in timed.items() if repeat else ():  # the first warms up
-                seconds[how].append(wall)
-                used[how].append(processor)
-        for pipe in pipes:
-            pipe[0].send(False)
-        for worker in workers:
-            worker.join(60)
+            for how in ("full", "rows"):
+                timed[f"{how}, processes"] = crew.step(how)
+                told[how] = crew.told[0]
+            for side, (wall, processor) in timed.items() if repeat else ():  # the first warms up
+                seconds.setdefault(side, []).append(wall)
+                used.setdefault(side, []).append(processor)
+        crew.end()
 
-    def ratio(of: dict[str, list[float]], how: str) -> float:
-        return median(ours / theirs for ours, theirs in zip(of["parallel"], of[how], strict=True))
+    def ratio(of: dict[str, list[float]], one: str, other: str) -> float:
+        return median(ours / theirs for ours, theirs in zip(of[one], of[other], strict=True))
 
     return {
         "batch": batch,
-        "seconds": {how: median(values) for how, values in seconds.items()},
-        "processor_seconds": {how: median(values) for how, values in used.items()},
-        "ratio": {how: ratio(seconds, how) for how in alone},
-        "processor_ratio": {how: ratio(used, how) for how in alone},
-        "measured": {"messages": sent[0][1], "sent": sent[0][0], "header": sent[0][3]},
+        "seconds": {side: median(values) for side, values in seconds.items()},
+        "processor_seconds": {side: median(values) for side, values in used.items()},
+        "exact": ratio(seconds, "full, processes", f"full, {PROCESSES}"),
+        "rows": ratio(seconds, "rows, processes", f"auto, {PROCESSES}"),
+        "exact_work": ratio(used, "full, processes", "full, 1"),
+        "rows_work": ratio(used, "rows, processes", "auto, 1"),
+        "measured": told["full"],
         "theory": traffic(build(name), classes, PROCESSES),
     }
 
 
-def _timed(model: eata.Adapter, x: Tensor) -> tuple[float, float]:
+def _timed(model: eata.Adapter, x: Tensor, threads: int) -> tuple[float, float]:
     """On the clock on the wall, and of the processor, all threads together."""
+    torch.set_num_threads(threads)
     wall, processor = time.perf_counter(), time.process_time()
     model(x)
     return time.perf_counter() - wall, time.process_time() - processor
@@ -186,23 +210,16 @@ def main() -> None:
     if arguments.scale:
         scale()
         return
-    found: dict[str, Any] = {
-        "load_before": os.getloadavg()[0],
-        "repeats": arguments.repeats,
-        "torch": torch.__version__,
-    }
-    print(
-        "| net | B | 2 x 1 thread / 1 x 2, exact | / 1 x 2, auto | messages | bytes sent | theory |\n"
-        + "|---" * 7
-        + "|"
-    )
+    found: dict[str, Any] = {"load": os.getloadavg(), "repeats": arguments.repeats, "torch": torch.__version__}
+    print("| net | B | exact | rows | work, exact | work, rows | messages | bytes sent | theory |")
+    print("|---" * 9 + "|")
     for name in arguments.nets or NETS:
         found[name] = one = measure(name, arguments.repeats)
+        seen, theory = one["measured"], one["theory"]
         print(
-            f"| {name} | {one['batch']} | {one['ratio']['full']:.2f} ({one['processor_ratio']['full']:.2f}) "
-            f"| {one['ratio']['auto']:.2f} ({one['processor_ratio']['auto']:.2f}) "
-            f"| {one['measured']['messages']} of {one['theory']['messages']} | {one['measured']['sent']:,} "
-            f"| {one['theory']['sent']:,.0f} + {one['theory']['messages']} x {one['measured']['header']:.0f} |",
+            f"| {name} | {one['batch']} | {one['exact']:.2f} | {one['rows']:.2f} | {one['exact_work']:.2f} "
+            f"| {one['rows_work']:.2f} | {seen['messages']} of {theory['messages']} | {seen['sent']:,} "
+            f"| {theory['sent']:,.0f} + {theory['messages']} x {seen['header']:.0f} |",
             flush=True,
         )
     if arguments.out:

@@ -65,6 +65,22 @@ def equality(rank: int, world: int, folder: Path, cases: list[Case]) -> dict[str
     return found
 
 
+def approximation(rank: int, world: int, folder: Path, case: Case) -> dict[str, Any]:
+    """The row-sparse gradient under BatchNorm, where no rank chooses too many rows, one of them does, one has none."""
+    found = {}
+    for name, chosen in {"all": (6, 6), "one": (6, 0), "many": (6, 20)}.items():
+        model = eata.parallel(case.model())
+        method: Any = model.model
+        method.select = lambda batch, count=chosen[rank]: first_rows(batch, count)
+        model(case.shard(0, rank))
+        found[name] = {**outcome(model, []), "rows": method.runner.engine.rows is not None}
+    return found
+
+
+def first_rows(batch: eata.Pass, count: int) -> eata.Choice:
+    return eata.Choice(torch.arange(count), torch.ones(count, dtype=batch.logits.dtype), count)
+
+
 def saving(rank: int, world: int, folder: Path, case: Case) -> None:
     """Half of a stream; the last rank saves."""
     model = eata.parallel(case.model())

@@ -17,6 +17,7 @@ import parallel_job
 from eata import state
 from parallel_job import Case
 
+pytestmark = pytest.mark.filterwarnings("ignore:A batch of 1", "ignore:The net gave NaN", "ignore:The net does not say")
 BATCHES = 30
 FEW = 8  # for what differs from the main cases in one thing only
 SECONDS = 200  # more than any job takes on a busy machine
@@ -50,6 +51,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "eta": ("eta", {**ETA, "backward": "full"}),
     "eata": ("eata", {**ETA, "beta": 20.0, "backward": "full"}),
     "eata-rows": ("eata", {**ETA, "beta": 20.0, "backward": "rows"}),
+    "tent-rows": ("tent", {"lr": 0.02, "backward": "rows"}),
     "eata-prior": ("eata", {**ETA, "beta": 20.0, "backward": "full", "prior": 32}),
     "eata-last": ("eata", {**ETA, "beta": 20.0, "backward": "full", "layers": 1}),
 }
@@ -145,8 +147,18 @@ def two(folder: Path, case) -> tuple[list[dict[str, Any]], list[int | None]]:
     """The job of two processes: all that can be shown in one start of them, the death of one at the end."""
     if 2 not in _jobs:
         equality = [case(2, *kind) for kind in KINDS]
+        approximation = case(2, "tent-rows")
+        approximation.batches, approximation.sizes = [torch.cat(approximation.batches[:2])], [[24, 24]]
         _jobs[2] = run(
-            2, folder, {"equality": equality, "saving": case(2), "refusals": case(2, "tent"), "death": case(2)}
+            2,
+            folder,
+            {
+                "equality": equality,
+                "approximation": approximation,
+                "saving": case(2),
+                "refusals": case(2, "tent"),
+                "death": case(2),
+            },
         )
     return _jobs[2]
 
@@ -177,6 +189,26 @@ def test_three_processes_are_one(three, case, kind: tuple[str, str, torch.dtype]
     assert any(0 in sizes for sizes in one.sizes)
     assert expected["stats"]["steps"] > len(one.batches) // 2
     assert expected["stats"]["rejected"] > 1
+
+
+@pytest.mark.parametrize(("name", "chosen", "rows"), [("all", 6, True), ("one", 0, False), ("many", 20, False)])
+def test_rows_under_batch_norm_if_all_processes_can(two, case, name: str, chosen: int, rows: bool) -> None:
+    one = case(2, "tent")
+    model: Any = one.model()
+    index = torch.tensor([*range(6), *range(24, 24 + chosen)])
+    model.select = lambda batch: eata.Choice(index, torch.ones(len(index), dtype=torch.float64), len(index))
+    model(torch.cat(one.batches[:2]))
+    found = [rank["approximation"][name] for rank in two[0]]
+    moved, textbook = (
+        torch.cat([(parameters[key].detach() - model.source[key]).flatten() for key in model.source])
+        for parameters in (found[0]["parameters"], model.parameters)
+    )
+    assert [rank["rows"] for rank in found] == [rows, rows]
+    assert all(torch.equal(found[1]["parameters"][key], value) for key, value in found[0]["parameters"].items())
+    if rows:
+        assert 0.9 < float(torch.nn.functional.cosine_similarity(moved, textbook, 0)) < 1 - 1e-9
+    else:
+        torch.testing.assert_close(moved, textbook, rtol=1e-8, atol=1e-12)
 
 
 def test_a_state_of_two_processes_loads_into_one_and_into_three(three, folder: Path, case) -> None:

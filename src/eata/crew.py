@@ -34,7 +34,7 @@ class Crew(Wrapper):
     """Several processes of this machine that work as one adapter, on the CPU.
 
     Each batch is divided among them, adapted on by all (`eata.parallel`), and its logits come back in order. Use it in
-    a ``with`` block, at whose end the helpers end. State, stats and settings are those of the adapter alone.
+    a ``with`` block, at whose end the helpers end, and the adapter works alone again.
 
     Args:
         model: the adapter of this process.
@@ -65,6 +65,8 @@ class Crew(Wrapper):
             torch.set_num_threads(self._threads)
             until.callback(_leave)
             _join(store, 0, self._count)
+            until.callback(setattr, self.model, "runner", self.model.runner)
+            until.callback(setattr, self, "model", self.model)
             self.model = parallel(self.model, timeout=STEP)
             self._ended = until.pop_all()
         return self

@@ -34,8 +34,8 @@ def parallel(model: Adapter, *, timeout: float = 60.0) -> Parallel:
     Every process calls the model for every batch. A shard may be of any length; an empty one, ``x[:0]``, takes part
     too. If a process stops, or does not come, the others raise within ``timeout``, and are as they were before.
 
-    Under BatchNorm with the batch's statistics the gradient is the textbook's, whatever ``backward`` says: the
-    row-sparse one is an approximation there, which would differ with the number of processes.
+    Under BatchNorm with the batch's statistics ``backward="auto"`` means the textbook's gradient here: the row-sparse
+    one is an approximation there, and differs with the shards. ``"rows"`` asks for it all the same.
 
     Args:
         model: ``eata.Source``, ``BN``, ``Tent``, ``ETA``, ``EATA`` or another method that is ``divisible``; the same in
@@ -59,18 +59,19 @@ def parallel(model: Adapter, *, timeout: float = 60.0) -> Parallel:
             f"{name} can't be spread over processes: what it learns from a batch is not a sum over its samples; run it "
             "in each process by itself."
         )
+    if norm.lacks_running_statistics(model.net):
+        raise EataError("A BatchNorm layer has no running statistics, which eata.parallel needs to share moments.")
     if _couples(model.net, model.statistics):
         if type(model.statistics) is not Statistics:
             raise EataError(f"{name} has statistics of its own kind, which can't be spread over processes.")
-        if norm.lacks_running_statistics(model.net):
-            raise EataError("A BatchNorm layer has no running statistics, which eata.parallel needs.")
         if norm.is_compiled(model.net):
             raise EataError("A compiled net hides its layers, so moments can't be shared; give eata the plain net.")
     if not isinstance(runner := model.runner, Runner):
         raise EataError("This adapter is spread over processes already; call eata.parallel once.")
     first = next(model.net.parameters(), torch.empty(0))
     shared = Parallel(model, Processes(first.device, timeout))
-    model.runner = SharedRunner(runner, shared.processes, _couples(model.net, model.statistics))
+    by_rows = getattr(model, "backward", None) == "rows"
+    model.runner = SharedRunner(runner, shared.processes, _couples(model.net, model.statistics), by_rows)
     return shared
 
 

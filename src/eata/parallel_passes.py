@@ -11,7 +11,7 @@ from eata.inputs import Inputs
 from eata.norm import Kernel, Layer, Statistics
 from eata.passes import Pass, Runner
 from eata.processes import Processes
-from eata.rows import Engine, Gradients, LossOf, Watch, full_gradients
+from eata.rows import Engine, Gradients, LossOf, Rows, RowsFailed, Watch, full_gradients
 
 
 class Shard(Pass):
@@ -62,11 +62,13 @@ class SharedRunner:
         runner: of the net.
         processes: that have the other shards.
         coupled: whether samples depend on one another, through BatchNorm.
+        by_rows: whether they may have the row-sparse gradient even so.
     """
 
-    def __init__(self, runner: Runner, processes: Processes, coupled: bool) -> None:
-        engine = _Whole(runner.engine is not None and runner.engine.lean) if coupled else runner.engine
-        self._plain = Runner(runner.net, engine)
+    def __init__(self, runner: Runner, processes: Processes, coupled: bool, by_rows: bool) -> None:
+        #: for gradients; None for textbook gradients of nets whose samples do not depend on one another
+        self.engine = SharedEngine(runner.engine, processes, by_rows) if coupled else runner.engine
+        self._plain = Runner(runner.net, self.engine)
         self._processes, self._coupled = processes, coupled
 
     def __call__(
@@ -81,13 +83,39 @@ class SharedRunner:
         return Shard(inputs, local, samples, self._processes, parameters, self._coupled)
 
 
-class _Whole(Engine):
-    """The textbook gradient by the engine's own BatchNorm, which can share its sums."""
+class SharedEngine(Engine):
+    """Gradients where samples depend on one another: the BatchNorm of an engine can share its sums.
+
+    By rows only if all processes can, for they have to send the same messages; else the textbook's.
+
+    Args:
+        like: the engine of the net alone, if it has one.
+        processes: that have the other shards.
+        by_rows: whether rows are wanted at all.
+    """
+
+    def __init__(self, like: Engine | None, processes: Processes, by_rows: bool) -> None:
+        super().__init__(like is not None and like.lean)
+        self._processes, self._by_rows = processes, by_rows
 
     def gradients(
         self, watch: Watch, logits: Tensor, index: Tensor, loss_of: LossOf, parameters: Sequence[Tensor]
     ) -> Gradients:
+        if self._by_rows and len(index):
+            try:
+                return super().gradients(watch, logits, index, loss_of, parameters)
+            except RowsFailed:  # in every process alike: the next try is the textbook's
+                self.failed = self._by_rows = False
+                raise
+        if self._by_rows:
+            self._processes.counts(1)  # the question below
         return full_gradients(logits, index, loss_of, parameters)
+
+    def rows_for(self, watch: Watch, logits: Tensor, index: Tensor) -> Rows | None:
+        found = super().rows_for(watch, logits, index)
+        (without,) = self._processes.counts(int(found is None))
+        watch.rows = None if without else found
+        return watch.rows
 
 
 def placeholder(inputs: Inputs) -> Inputs:

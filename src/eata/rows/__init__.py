@@ -87,10 +87,12 @@ class Engine:
         """
         index = checked_index(logits, index)
         try:
-            self.rows = rows = watch.rows_for(logits, index, BREAK_EVEN)
+            self.rows = rows = self.rows_for(watch, logits, index)
             if rows is not None:
                 chosen = select_rows(logits, index, rows)
                 found = torch.autograd.grad(loss_of(chosen), parameters, allow_unused=True)
+        except EataError:  # said to the user
+            raise
         except Exception as problem:  # whatever the model does that no rule foresaw: the textbook gradient is right
             self.failed, self.rows = True, None
             first = (str(problem).splitlines() or [""])[0]
@@ -106,6 +108,10 @@ class Engine:
         if rows is None:
             return full_gradients(logits, index, loss_of, parameters)
         return tuple(g.dense() if isinstance(g, RowGradient) else g for g in found)
+
+    def rows_for(self, watch: Watch, logits: Tensor, index: Tensor) -> Rows | None:
+        """Rows to store for the chosen ones; None where the full backward is as fast."""
+        return watch.rows_for(logits, index, BREAK_EVEN)
 
 
 def checked_index(logits: Tensor, index: Tensor) -> Tensor:
