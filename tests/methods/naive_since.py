@@ -332,8 +332,8 @@ def lame(net, x, neighbours=5, affinity="knn"):
             for j in sorted((j for j in range(count) if j != i), key=lambda j: distances[i][j])[:neighbours]:
                 pull[i][j] = 1.0
     p = [softmax(row) for row in rows]
-    y, before = [list(row) for row in p], math.inf
-    for _ in range(100):
+    y, energies = [list(row) for row in p], []
+    while len(energies) < 100:
         pairs = [[sum(pull[i][j] * y[j][c] for j in range(count)) for c in range(classes)] for i in range(count)]
         y = [softmax([math.log(p[i][c] + 1e-10) + pairs[i][c] for c in range(classes)]) for i in range(count)]
         energy = sum(
@@ -343,9 +343,9 @@ def lame(net, x, neighbours=5, affinity="knn"):
             for i in range(count)
             for c in range(classes)
         )
-        if abs(energy - before) <= 1e-8 * abs(before):
+        energies.append(energy)
+        if len(energies) > 2 and abs(energy - energies[-2]) <= 1e-8 * abs(energies[-2]):
             break
-        before = energy
     return torch.tensor(y, dtype=torch.float64)
 
 

@@ -13,6 +13,7 @@ from torch import nn
 import eata
 import naive
 from eata import functional
+from eata.methods.lame import closeness
 from eata.views import Views
 
 _spec = importlib.util.spec_from_file_location("naive_since", Path(__file__).parent / "naive_since.py")
@@ -159,6 +160,20 @@ def test_rotta(optimizer, lr, norm, dtype, tolerance, pictured, stream):
             for (mean, variance), layer in zip(kept, layers, strict=True):
                 torch.testing.assert_close(mean, layer.mean, atol=tolerance, rtol=tolerance)
                 torch.testing.assert_close(variance, layer.var, atol=tolerance, rtol=tolerance)
+
+
+def test_lame_goes_on_until_it_stays(trained, stream):
+    """Neighbours of neighbours count too: one round is not the end."""
+    net = trained("gn", torch.float64)
+    model = eata.LAME(net, affinity="rbf")
+    x = stream([64], torch.float64)[0]
+    batch = model.forward(eata.Inputs(x))
+    y = model.answer(batch).exp()
+    p = functional.probabilities(batch.logits)
+    again = torch.softmax(torch.log(p + 1e-10) + closeness(batch.features, 5) @ y, 1)
+    torch.testing.assert_close(again, y, atol=1e-4, rtol=0)
+    first = torch.softmax(torch.log(p + 1e-10) + closeness(batch.features, 5) @ p, 1)
+    assert (first - y).abs().max() > 0.05
 
 
 # --- COME -------------------------------------------------------------------------------------------------------------

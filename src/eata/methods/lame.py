@@ -105,13 +105,13 @@ class LAME(Adapter):
         p = functional.probabilities(batch.logits)
         affinity = AFFINITIES[self.affinity](batch.features.flatten(1).to(p.dtype), self.neighbours)
         own = torch.log(p + LEAST)
-        y, before = p, math.inf
-        for _ in range(ROUNDS):
+        y, before = p, 0.0
+        for turn in range(ROUNDS):
             pairs = affinity @ y
             log_y = F.log_softmax(own + pairs, 1)
             y = log_y.exp()
             energy = float((-own * y - pairs * y + y * log_y).sum())
-            if abs(energy - before) <= TOLERANCE * abs(before):
+            if turn > 1 and abs(energy - before) <= TOLERANCE * abs(before):
                 break
             before = energy
         return log_y
