@@ -3,7 +3,7 @@
     python -m benchmarks.statistics                                       # reset before each corruption, 1,000 images
     python -m benchmarks.statistics --images 10000 --seeds 2020-2022
     python -m benchmarks.statistics --protocol lifelong --images 2000     # never reset; clean images come last
-    python -m benchmarks.statistics --protocol streams --methods bn       # sorted by class, Dirichlet 0.1, one class ...
+    python -m benchmarks.statistics --protocol streams --methods bn       # sorted by class, Dirichlet, one class
     python -m benchmarks.statistics --protocol photographs --data PATH    # ResNet-50; see benchmarks.imagenet_resnet50
 
 A fixed prior counts samples: 64 is half source, half batch with batches of 64. Each line of
