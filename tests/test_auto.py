@@ -343,6 +343,11 @@ def test_window_wants_a_number(trained):
         eata.Window(eata.Tent(trained(), prior="auto"))
 
 
+def test_it_is_not_spread_over_processes(trained):
+    with pytest.raises(eata.errors.EataError, match="can't be spread over processes"):
+        eata.parallel(eata.Tent(trained(), prior="auto"))
+
+
 def test_share_of_a_fixed_prior_is_that_of_the_latest_batch(trained, stream):
     model = eata.Tent(trained(), prior=16)
     for x in stream([48, 16]):

@@ -99,6 +99,11 @@ class Auto(Statistics):
         """The candidate in use."""
         return self.candidates[int(self.carried["choice"])]
 
+    @property
+    def couples(self) -> bool:
+        """Sooner or later."""
+        return True
+
     def share(self, samples: int) -> float:
         return self.current.share(samples)
 
