@@ -25,13 +25,14 @@ from eata.norm import Kernel, Layer, Statistics
 
 Prior = float | Literal["auto"]
 #: the source's share in the first and in the last layer; in between it goes evenly from the one to the other
-CANDIDATES = ((1.0, 1.0), (0.8, 0.8), (0.5, 0.5), (0.4, 1.0))
-LAMBDA = 0.25  # of the entropy of the mean prediction against the mean entropy
-SAMPLES = 24  # looked at until a choice is made
+CANDIDATES = ((1.0, 1.0), (0.5, 0.5), (0.4, 1.0))
+LAMBDA = 0.3  # of the entropy of the mean prediction against the mean entropy
+SAMPLES = 32  # looked at until a choice is made
 RATE = 0.1  # samples forwarded for looks, for each sample of the stream, at most on average
 BLOCK = 32  # samples whose mean entropy is compared with that of those before
 MEMORY = 256  # samples that it is compared with
 JUMP = 3.0  # standard errors of that difference which say that something changed
+FALSE = 1.5  # times more are needed after each look for which nothing had changed
 
 
 class Layered(Statistics):
@@ -60,7 +61,8 @@ class Auto(Statistics):
     """One of the candidates, chosen by the stream; the source alone until the first choice.
 
     It looks at the first samples, again when the entropy of the predictions jumps, and else now and then. All looks
-    together cost at most ``RATE`` forwards a sample, but for one look that may come early.
+    together cost at most ``RATE`` forwards a sample, but for two looks that may come early. A jump for which nothing
+    else is chosen was none (another class, say): the next has to be larger.
 
     Args:
         layers: how many BatchNorm layers the net has.
@@ -84,6 +86,7 @@ class Auto(Statistics):
             "missing": SAMPLES,  # samples of the look under way; 0: none is
             "credit": 0.0,  # forwards that may be spent on looks
             "changed": False,
+            "jump": JUMP,
             "count": 0.0,  # samples in the sums of the looks so far; older looks count less
             "entropy": None,  # (candidates,)
             "predictions": None,  # (candidates, C)
@@ -95,6 +98,11 @@ class Auto(Statistics):
     def current(self) -> Layered:
         """The candidate in use."""
         return self.candidates[int(self.carried["choice"])]
+
+    @property
+    def couples(self) -> bool:
+        """Sooner or later."""
+        return True
 
     def share(self, samples: int) -> float:
         return self.current.share(samples)
@@ -108,10 +116,10 @@ class Auto(Statistics):
         """Look at some samples of the batch if it is time to, and choose once enough were seen."""
         carried = self.carried
         full = SAMPLES * len(self.candidates)
-        if not carried["missing"] and carried["credit"] >= (0 if carried["changed"] else full):
+        if not carried["missing"] and carried["credit"] >= (-full if carried["changed"] else full):
             carried["missing"] = SAMPLES
             if carried["changed"]:  # what was seen before is of no use now
-                carried.update(count=0.0, entropy=None, predictions=None, changed=False)
+                carried.update(count=0.0, entropy=None, predictions=None, changed=False, jump=FALSE * carried["jump"])
         carried["credit"] = min(carried["credit"] + RATE * samples, full)
         if not carried["missing"]:
             return
@@ -140,7 +148,7 @@ class Auto(Statistics):
         for name in ("count", "entropy", "predictions"):  # the next look counts twice as much
             carried[name] = carried[name] / 2
         if best != carried["choice"]:
-            carried.update(choice=best, usual=[0.0, 0.0, 0.0], block=[0.0, 0.0, 0.0])
+            carried.update(choice=best, jump=JUMP, usual=[0.0, 0.0, 0.0], block=[0.0, 0.0, 0.0])
 
     # --- changes --------------------------------------------------------------------------------------------------
 
@@ -160,7 +168,7 @@ class Auto(Statistics):
         if usual[0]:
             both = _joined(usual, block)
             spread = max(both[2] - both[1] ** 2, 0.0) * (1 / usual[0] + 1 / block[0])
-            if abs(usual[1] - block[1]) > JUMP * math.sqrt(spread):
+            if abs(usual[1] - block[1]) > carried["jump"] * math.sqrt(spread):
                 carried.update(changed=True, usual=[0.0, 0.0, 0.0], block=[0.0, 0.0, 0.0])
                 return
         carried["usual"] = _joined([min(usual[0], MEMORY), *usual[1:]], block)

@@ -216,6 +216,11 @@ class Statistics:
         """Whether one image would be normalized by itself."""
         return self.prior == 0
 
+    @property
+    def couples(self) -> bool:
+        """Whether a sample's logits (may) depend on the others of its batch."""
+        return self.share(1) < 1
+
     def share(self, samples: int) -> float:
         """The source's part in a batch of so many samples."""
         return 1.0 if math.isinf(self.prior) else self.prior / (self.prior + (self.samples or samples))

@@ -77,7 +77,7 @@ def parallel(model: Adapter, *, timeout: float = 60.0) -> Parallel:
 
 def _couples(net: nn.Module, statistics: Statistics) -> bool:
     """Whether BatchNorm makes the samples of a batch depend on one another."""
-    return norm.has_batch_norm(net) and statistics.share(1) < 1
+    return norm.has_batch_norm(net) and statistics.couples
 
 
 class Parallel(Wrapper):
