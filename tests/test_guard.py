@@ -21,6 +21,7 @@ def budgeted(net, digits, **arguments):
 
 MODELS = {
     "eata": budgeted,
+    "auto": lambda net, digits: budgeted(net, digits, prior="auto"),
     "tent": lambda net, digits: eata.Tent(net, lr=0.01),
     "bn": lambda net, digits: eata.BN(net, prior=16),
     "window": lambda net, digits: eata.Window(budgeted(net, digits), length=16),

@@ -23,3 +23,14 @@ def test_the_list_has_every_experiment_with_its_label(eata_says) -> None:  # typ
         for label in experiment.labels:
             assert experiment.name in output
             assert label in output
+
+
+def test_the_stress_suite(eata_says, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    chosen = ("--data", "digits", "--limit", "128", "--stream", "nan", "--methods", "source", "--out", str(tmp_path))
+    code, output = eata_says("bench", "stress", *chosen)
+    assert code == 0
+    assert "nan, source:" in output
+    assert {file.name for file in (tmp_path / "stress-digits").iterdir()} == {"stress.json", "stress.md", "stress.svg"}
+    code, output = eata_says("bench", "stress", "--data", "folder:x")
+    assert code == 2
+    assert "is for cifar10 and digits" in output

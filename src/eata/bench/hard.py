@@ -11,17 +11,17 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from eata import data
+from eata.bench import streams
+from eata.bench.streams import Order
 from eata.data.stream import Batch
 
 SIZE = 64  # images in a batch
 SEVERITY = 5
 SHIFT = ("gaussian_noise", "fog", "jpeg_compression")  # noise, weather, digital
 Images = tuple[Tensor, Tensor]
-Order = NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,21 +68,6 @@ def _shuffled(source: Source, corruption: str | None, count: int | None = None, 
     return _cut(images, source.random().permutation(len(images[1])), size)
 
 
-def by_class(labels: Tensor, delta: float | None, random: np.random.RandomState) -> Order:
-    """An order sorted by class; with ``delta``, each class spread over ten slots by a Dirichlet distribution."""
-    known = labels.numpy()
-    shuffled = random.permutation(len(known))
-    if delta is None:
-        return shuffled[np.argsort(known[shuffled], kind="stable")]
-    slots: list[list[int]] = [[] for _ in range(10)]
-    for label in np.unique(known):
-        own = shuffled[known[shuffled] == label]
-        ends = np.round(np.cumsum(random.dirichlet([delta] * 10)) * len(own)).astype(int)
-        for slot, piece in zip(slots, np.split(own, ends[:-1]), strict=True):
-            slot.extend(piece)
-    return np.concatenate([random.permutation(slot) for slot in slots if slot])
-
-
 # --- the streams ------------------------------------------------------------------------------------------------------
 
 
@@ -115,9 +100,10 @@ def mixed(source: Source) -> list[Batch]:
 
 
 def in_order(source: Source, corruption: str | None, delta: float | None) -> list[Batch]:
-    """Sorted by class, or nearly."""
+    """Sorted by class (``delta`` 0), or nearly; None: shuffled."""
     images = source.load(corruption)
-    return _cut(images, by_class(images[1], delta, source.random()))
+    part = streams.Part(((corruption, SEVERITY),), source.seed, delta)
+    return _cut(images, streams.order(part, images[1].numpy()))
 
 
 def one_class(source: Source) -> list[Batch]:
@@ -199,8 +185,8 @@ STREAMS: dict[str, Hard] = {
     "continual": Hard(continual, "15 corruptions one after another", shuffled=True),
     "recurring": Hard(recurring, "three corruptions, ten times", shuffled=True),
     "mixed": Hard(mixed, "15 corruptions mixed", shuffled=True),
-    "sorted": Hard(functools.partial(in_order, corruption=None, delta=None), "clean images sorted by class"),
-    "sorted-fog": Hard(functools.partial(in_order, corruption="fog", delta=None), "fog, sorted by class"),
+    "sorted": Hard(functools.partial(in_order, corruption=None, delta=0.0), "clean images sorted by class"),
+    "sorted-fog": Hard(functools.partial(in_order, corruption="fog", delta=0.0), "fog, sorted by class"),
     "dirichlet": Hard(functools.partial(in_order, corruption=None, delta=0.1), "clean images, Dirichlet 0.1"),
     "one-class": Hard(one_class, "cats only"),
     "alternating": Hard(alternating, "another corruption each batch", shuffled=True),

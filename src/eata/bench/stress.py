@@ -10,8 +10,10 @@ import dataclasses
 import json
 import math
 import platform
+import shlex
 import subprocess
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,8 @@ from eata.methods import EATA, Source, Tent, preset
 WINDOW = 10  # batches, of the worst window
 STRETCH = 4  # batches, over which a recovery is told
 NEAR = 5.0  # points of error that count as recovered
-CLEAN = 640  # clean images after each stream
+IMAGES = 640  # in each part of a stream
+CLEAN = 320  # clean images after each stream
 NETS = {"cifar10": "resnet26-bn-cifar10", "digits": "resnet26-bn-digits"}
 Row = dict[str, Any]
 Make = Callable[[nn.Module, Fisher, dict[str, Any]], Adapter]  # net, Fisher, preset
@@ -39,6 +42,10 @@ Make = Callable[[nn.Module, Fisher, dict[str, Any]], Adapter]  # net, Fisher, pr
 
 def _budget(net: nn.Module, omega: Fisher, settings: dict[str, Any]) -> Adapter:
     return EATA(net, omega, **settings | {"beta": None, "budget": 0.02})
+
+
+def _auto(net: nn.Module, omega: Fisher, settings: dict[str, Any]) -> Adapter:
+    return EATA(net, omega, **settings | {"beta": None, "budget": 0.02, "prior": "auto"})
 
 
 def _preset(net: nn.Module, omega: Fisher, settings: dict[str, Any]) -> Adapter:
@@ -57,6 +64,8 @@ METHODS: dict[str, Make] = {
     "source": lambda net, omega, settings: Source(net),
     "budget": _budget,
     "budget+guard": _guarded(_budget),
+    "auto": _auto,
+    "auto+guard": _guarded(_auto),
     "eata": _preset,
     "eata+guard": _guarded(_preset),
     "tent": _tent,
@@ -64,7 +73,10 @@ METHODS: dict[str, Make] = {
 }
 
 
-def run(streams: list[str], methods: list[str], source: hard.Source, folder: Path) -> Iterator[Row]:
+DEFAULT = ("source", "budget", "budget+guard")
+
+
+def run(streams: Sequence[str], methods: Sequence[str], source: hard.Source, folder: Path) -> Iterator[Row]:
     """Measure what is not in the folder yet, row by row; each is written there as soon as it is known.
 
     Args:
@@ -162,7 +174,7 @@ def manifest(source: hard.Source) -> dict[str, Any]:
     """What the numbers were made with."""
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     return {
-        "command": "python -m benchmarks.stress",
+        "command": shlex.join(["eata", *sys.argv[1:]]),
         "commit": commit,
         "eata": __version__,
         "torch": torch.__version__,
@@ -170,6 +182,14 @@ def manifest(source: hard.Source) -> dict[str, Any]:
         "net": NETS[source.data],
         "severity": hard.SEVERITY,
     }
+
+
+def line(row: Row) -> str:
+    """A row in words."""
+    return (
+        f"{row['stream']}, {row['method']}: {row['during']:.1f} %, clean images after it {row['after']:.1f} %, "
+        f"worst {WINDOW} batches {row['worst']:.1f} %, {row['alarms']} alarms"
+    )
 
 
 def table(rows: list[Row]) -> str:
@@ -202,7 +222,7 @@ def figure(rows: list[Row], path: Path) -> None:
     names = [name for name in hard.STREAMS if any(row["stream"] == name for row in rows)]
     drawing = Figure(figsize=(8, 0.3 * len(names) + 1), layout="constrained")
     axes = drawing.add_subplot()
-    marks = dict(zip(METHODS, "|o*svPD", strict=True))
+    marks = dict(zip(METHODS, "|o*svPDx+", strict=True))
     for method, mark in marks.items():
         points = [
             (_average([row["during"] for row in rows if (row["stream"], row["method"]) == (name, method)]), place)

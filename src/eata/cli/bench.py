@@ -100,6 +100,9 @@ def bench(
         raise EataError(f"There is no engine {engine!r}; there are local and ray.")
     if address and engine != "ray":
         raise EataError("--address is of a Ray cluster: add --engine ray, or leave it out.")
+    if experiment == "stress":
+        _stress(console, data, limit, names(methods), numbers(seeds) if seeds else (), names(stream), out)
+        return
     on = choose(device)
     request = Request(
         experiment=experiment,
@@ -121,6 +124,32 @@ def bench(
     show(console, run.folder, table)
     if table.failures:
         raise typer.Exit(1)
+
+
+def _stress(
+    console: Console,
+    data: str,
+    limit: int | None,
+    methods: tuple[str, ...],
+    seeds: tuple[int, ...],
+    streams: tuple[str, ...],
+    out: Path,
+) -> None:
+    """The stress suite is no table of the paper: hard streams, with and without a guard."""
+    from rich.markdown import Markdown
+
+    from eata.bench import hard, stress
+
+    data = data or "cifar10"
+    if data not in stress.NETS:
+        raise EataError(f"The stress suite is for {' and '.join(stress.NETS)}, not for {data!r}.")
+    folder = out / f"stress-{data}"
+    for seed in seeds or (2020,):
+        source = hard.Source(limit or stress.IMAGES, seed, data=data)
+        for row in stress.run(streams or tuple(hard.STREAMS), methods or stress.DEFAULT, source, folder):
+            console.print(stress.line(row))
+    console.print(Markdown(stress.write(folder)))
+    console.print(f"The table, the figure and the numbers are in {folder}")
 
 
 def show(console: Console, folder: Path, table: Table) -> None:
@@ -151,4 +180,5 @@ def _listing() -> Grid:
     for experiment in EXPERIMENTS.values():
         if experiment.labels:
             table.add_row(experiment.name, "\n".join(experiment.labels), experiment.about)
+    table.add_row("stress", "", "Hard streams, with and without a guard (--stream sorted,garbage for some of them).")
     return table
