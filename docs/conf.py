@@ -24,6 +24,7 @@ project = "eata"
 version = release = eata.__version__
 project_copyright = "the eata contributors, MIT licence"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+suppress_warnings = ["misc.highlighting_failure"]  # an example may leave something out by ...
 exclude_patterns = ["_build", "generated/parts"]
 html_theme = "furo"
 html_title = "eata"

@@ -17,7 +17,7 @@ NOTEBOOK = Path(__file__).parent / "notebook.ipynb"
 def executed(notebook: dict[str, Any]) -> dict[str, Any]:
     """The notebook with each code cell's output, as one namespace runs them in order; raises where a cell does."""
     space: dict[str, Any] = {"__name__": "__main__"}
-    cells = []
+    cells: list[dict[str, Any]] = []
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             printed = io.StringIO()

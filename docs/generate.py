@@ -160,12 +160,12 @@ def notebook(path: Path) -> str:
 
 
 def results(folder: Path, into: Path) -> dict[str, str]:
-    """A page for each folder of ``results/``, the list of them, and what the paper says beside what was measured.
+    """A page for each result in ``results/``, the list of them, and what the paper says beside what was measured.
 
-    A folder holds ``run.json`` or ``manifest.json`` and, each of them if it is there, ``table.md``, ``table.csv`` and
-    figures.
+    A result is a folder with ``run.json`` or ``manifest.json``, ``table.md``, ``table.csv`` and figures, as far as they
+    are there; or with other JSON files, or it is one: their ``manifest`` and ``rows`` are shown.
     """
-    found = {path.name: path for path in sorted(folder.glob("*")) if path.is_dir()} if folder.is_dir() else {}
+    found = {path.stem: path for path in sorted(folder.glob("*")) if path.is_dir() or path.suffix == ".json"}
     pages = {f"result-{name}": _result(path, into) for name, path in found.items()}
     listed = [f"- [{_title(name)}](result-{name}.md): `{_manifest(found[name]).get('command', '')}`" for name in found]
     if not listed:
@@ -181,33 +181,60 @@ def _title(name: str) -> str:
     return name.replace("-", " ").replace("_", " ")
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
-    for name in ("run.json", "manifest.json"):
-        if (folder / name).is_file():
-            manifest: dict[str, Any] = json.loads((folder / name).read_text("utf-8"))
-            return manifest
+def _files(path: Path, *endings: str) -> list[Path]:
+    """The files of a result with one of these endings; a result may be a file itself."""
+    files = [path] if path.is_file() else sorted(path.glob("*"))
+    return [file for file in files if file.suffix in endings]
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    """The facts about a result: a file of their own, or part of one."""
+    for file in _files(path, ".json"):
+        content = json.loads(file.read_text("utf-8"))
+        if file.name in ("run.json", "manifest.json"):
+            return dict(content)
+        if isinstance(content, dict) and "manifest" in content:
+            return dict(content["manifest"])
     return {}
 
 
-def _result(folder: Path, into: Path) -> str:
-    manifest = _manifest(folder)
+def _rows(path: Path) -> list[str]:
+    """Tables of the records in JSON files, where nobody wrote a table: their numbers, names and counts."""
+    tables = []
+    for file in _files(path, ".json"):
+        content = json.loads(file.read_text("utf-8"))
+        rows = content.get("rows") if isinstance(content, dict) else content
+        if isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows):
+            names = [name for name, value in rows[0].items() if not isinstance(value, (list, dict))]
+            lines = [" | ".join(_cell(_number(row.get(name))) for name in names) for row in rows]
+            head = [" | ".join(map(_title, names)), " | ".join("---" for _ in names)]
+            tables.append("\n".join(f"| {line} |" for line in [*head, *lines]))
+    return tables
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def _result(path: Path, into: Path) -> str:
+    manifest = _manifest(path)
     parts = []
     if "command" in manifest:
         parts.append(f"```text\n{manifest['command']}\n```")
-    facts = [f"- {name}: {_words(manifest[name])}" for name in FACTS if manifest.get(name)]
+    facts = [f"- {name}: {_words(value)}" for name, value in manifest.items() if value and name not in UNSHOWN]
     parts.append("\n".join(facts))
-    if (folder / "table.md").is_file():
-        parts.append((folder / "table.md").read_text("utf-8").strip())
-    for path in sorted([*folder.glob("*.svg"), *folder.glob("*.csv")]):
-        kept = into / "parts" / folder.name / path.name
+    written = [file.read_text("utf-8").strip() for file in _files(path, ".md")]
+    parts += written or _rows(path)
+    for file in _files(path, ".svg", ".csv"):
+        kept = into / "parts" / path.stem / file.name
         kept.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, kept)
-        where = f"parts/{folder.name}/{path.name}"
-        parts.append(f"![{path.stem}]({where})" if path.suffix == ".svg" else f"{{download}}`{path.name} <{where}>`")
-    return _page(_title(folder.name).capitalize(), *filter(None, parts))
+        shutil.copyfile(file, kept)
+        where = f"parts/{path.stem}/{file.name}"
+        parts.append(f"![{file.stem}]({where})" if file.suffix == ".svg" else f"{{download}}`{file.name} <{where}>`")
+    return _page(_title(path.stem).capitalize(), *filter(None, parts))
 
 
-FACTS = ("started", "commit", "versions", "hardware", "models", "data", "seeds")
+UNSHOWN = ("command", "format", "request", "cells")  # said already, or long
 
 
 def _words(value: Any) -> str:

@@ -78,8 +78,11 @@ def test_results_become_pages(tmp_path):
     (folder / "table.md").write_text("| a |\n|---|\n| 1 |\n")
     (folder / "errors.svg").write_text("<svg/>")
     (tmp_path / "results" / "bare").mkdir()
+    loose = {"manifest": {"command": "python -m x"}, "rows": [{"name": "a", "error": 1 / 3, "list": [1]}]}
+    (tmp_path / "results" / "loose.json").write_text(json.dumps(loose))
     pages = generate.results(tmp_path / "results", into)
-    assert {"result-cifar10-c", "result-bare", "results", "reproduced"} == set(pages)
+    assert {"result-cifar10-c", "result-bare", "result-loose", "results", "reproduced"} == set(pages)
+    assert "| name | error |\n| --- | --- |\n| a | 0.3333 |" in pages["result-loose"]
     for part in ("eata bench cifar10-c", "| 1 |", "versions: eata 0.1.0", "parts/cifar10-c/errors.svg", "table.csv"):
         assert part in pages["result-cifar10-c"]
     assert (into / "parts" / "cifar10-c" / "errors.svg").is_file()
