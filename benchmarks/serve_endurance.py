@@ -86,6 +86,7 @@ def kill(arguments: argparse.Namespace) -> int:
                 if unsaid:
                     failures += 1
                     print(f"restart {number}: versions {sorted(unsaid)} answered, and are lost without being said")
+                print(f"start {number}: version {found['version']}, {found['lost'] or 'nothing'} lost", flush=True)
                 if number == arguments.times:
                     break
                 loads: list[Load] = []
