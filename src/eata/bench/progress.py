@@ -92,9 +92,9 @@ class Display:
             self._say(f"failed: {describe(cell)}: {result['error']}", style="red")
         elif not self.console.is_terminal:
             (line,) = self._table([cell]).lines or (None,)
-            score = "" if line is None else f"{self._experiment.measure} {line.mean:.1f} %"
+            score = "" if line is None else f"{self._experiment.measure} {line.mean:.1f} %, "
             seconds = sum(stage["seconds"] for stage in result["stages"])
-            self._say(f"[{len(self._results)}/{len(self._cells)}] {describe(cell)}: {score}, {seconds:.1f} s")
+            self._say(f"[{len(self._results)}/{len(self._cells)}] {describe(cell)}: {score}{seconds:.1f} s")
 
     def table(self) -> Table:
         """All results so far."""
