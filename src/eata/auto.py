@@ -61,7 +61,7 @@ class Auto(Statistics):
     """One of the candidates, chosen by the stream; the source alone until the first choice.
 
     It looks at the first samples, again when the entropy of the predictions jumps, and else now and then. All looks
-    together cost at most ``RATE`` forwards a sample, but for two looks that may come early. A jump for which nothing
+    together cost at most ``RATE`` forwards a sample, but for one look that may come early. A jump for which nothing
     else is chosen was none (another class, say): the next has to be larger.
 
     Args:
@@ -116,7 +116,7 @@ class Auto(Statistics):
         """Look at some samples of the batch if it is time to, and choose once enough were seen."""
         carried = self.carried
         full = SAMPLES * len(self.candidates)
-        if not carried["missing"] and carried["credit"] >= (-full if carried["changed"] else full):
+        if not carried["missing"] and carried["credit"] >= (0 if carried["changed"] else full):
             carried["missing"] = SAMPLES
             if carried["changed"]:  # what was seen before is of no use now
                 carried.update(count=0.0, entropy=None, predictions=None, changed=False, jump=FALSE * carried["jump"])
