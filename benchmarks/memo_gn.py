@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,9 @@ import torch
 from numpy.typing import NDArray
 
 import eata
-from eata import state
+from eata import origin, state
 from eata.bench import streams
+from eata.bench.store import hardware
 from eata.errors import EataError
 from eata.files import replacing
 from eata.models import ResNet26
@@ -95,19 +97,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    out: Path = arguments.out
     recipe = streams.parse("correlated")
     stream = streams.parts(recipe, eata.data.CORRUPTIONS, 5, SEED)[: arguments.corruptions]
-    keep(arguments.out / "manifest.json", {
-        "command": "python -m benchmarks.memo_gn", "limit": arguments.limit, "batch": BATCH, "seed": SEED,
-        "stream": recipe.name, "severity": 5, "data": "cifar10, corrupted here", "metric": "error in %",
-        "reset": "never", "normalization": {"mean": HALVES, "std": HALVES}, "published": PUBLISHED,
-        "weights": state.digest(net().state_dict().items()), "torch": torch.__version__,
-    })  # fmt: skip
+    if not (out / "manifest.json").exists():
+        keep(out / "manifest.json", manifest(arguments.limit, recipe.name))
     for method in arguments.methods.split(","):
-        file, kept = arguments.out / f"{method}.json", arguments.out / "partial" / f"{method}.safetensors"
+        file, kept = out / f"{method}.json", out / "partial" / f"{method}.safetensors"
         done = json.loads(file.read_text())["parts"] if file.exists() else []
         model = build(method)
-        if done and kept.exists():
+        if done and len(done) < len(stream):
             model.load(kept)
         for part in stream[len(done) :]:
             done.append(run(method, part, arguments.limit, model))
@@ -115,8 +114,41 @@ def main() -> None:
             model.save(kept)
             keep(file, {"method": method, "settings": model.settings, "error": round(error, 2), "parts": done})
             print(f"{method}, {len(done)} of {len(stream)}: {error:.1f} % so far", flush=True)
-        error = json.loads(file.read_text())["error"]
-        print(f"{method}: {error:.1f} % (published {PUBLISHED.get(method, float('nan'))})", flush=True)
+        kept.unlink(missing_ok=True)
+    table(out, len(stream))
+
+
+def manifest(limit: int | None, stream: str) -> dict[str, Any]:
+    """What the numbers depend on."""
+    return {
+        "command": " ".join(["python -m benchmarks.memo_gn", *sys.argv[1:]]),
+        "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        "commit": origin.commit(),
+        "versions": {"eata": eata.__version__, "torch": torch.__version__},
+        "hardware": hardware(torch.device("cpu")),
+        "weights": state.digest(net().state_dict().items()),
+        "data": "CIFAR-10, corrupted here; severity 5",
+        "images a corruption": limit or 10_000,
+        "stream": f"{stream}, never reset, as many of each class",
+        "batch": BATCH,
+        "seed": SEED,
+        "normalization": {"mean": HALVES, "std": HALVES},
+        "metric": "error in %, mean over the corruptions",
+    }
+
+
+def table(out: Path, corruptions: int) -> None:
+    """What is finished, beside what was published."""
+    found = [
+        json.loads((out / f"{method}.json").read_text()) for method in PUBLISHED if (out / f"{method}.json").exists()
+    ]
+    lines = ["| method | error | published (10,000 images, five seeds) |", "|---|---:|---:|"]
+    for result in found:
+        if len(result["parts"]) == corruptions:
+            lines.append(f"| {result['method']} | {result['error']:.1f} | {PUBLISHED[result['method']]} |")
+    with replacing(out / "table.md") as temporary:
+        temporary.write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
 
 
 def keep(path: Path, value: Any) -> None:

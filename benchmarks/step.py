@@ -3,6 +3,7 @@
     python -m benchmarks.step                  # both nets; some minutes
     python -m benchmarks.step --quick          # fewer repeats
     python -m benchmarks.step resnet26
+    python -m benchmarks.step --since          # the methods since EATA: rows over full
     python -m benchmarks.step --busy           # on a machine that does other things too
 
 Textbook is stock PyTorch (`benchmarks.textbook`); ours is `eata.EATA` as a user calls it. The selection of all is
@@ -17,6 +18,7 @@ import copy
 import time
 from collections.abc import Callable
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +32,13 @@ from eata.models import ResNet26
 from eata.passes import Pass
 
 FRACTIONS = (0.25, 0.38, 0.5, 0.75, 1.0)
+# The methods since EATA whose loss touches some rows, with arguments that let them work on any net and many rows.
+SINCE: dict[type[eata.GradientAdapter], dict[str, Any]] = {
+    eata.RDumb: {"e0": 1.0, "epsilon": 1.0},
+    eata.SAR: {"e0": 1.0, "exclude": ()},
+    eata.DeYO: {"e0": 1.0, "plpd": -1.0, "exclude": ()},
+    eata.ROID: {"optimizer": "sgd"},
+}
 
 
 class Pinned(eata.EATA):
@@ -67,6 +76,42 @@ def sides(net: nn.Module, batch: int) -> dict[tuple[str, float | None], Callable
     return found
 
 
+def first_rows(method: type[eata.GradientAdapter], net: nn.Module, chosen: int, **arguments: Any) -> eata.Adapter:
+    """The method, which does all of its own selection and then takes the first ``chosen`` rows."""
+
+    class First(method):  # type: ignore[valid-type,misc]
+        def select(self, batch: Pass) -> Choice:
+            choice = super().select(batch)
+            return Choice(torch.arange(chosen), batch.logits.new_ones(chosen), choice.reliable)
+
+    return First(copy.deepcopy(net), lr=1e-6, **arguments)
+
+
+def measure_since(name: str, net: nn.Module, x: Tensor, repeats: int, clock: Callable[[], float]) -> None:
+    """The methods since EATA, rows over full, at each fraction."""
+    net.pretrained_cfg = {"mean": (0.5,), "std": (0.5,)}  # type: ignore[assignment]
+    print(f"\n{name}, B = {len(x)}; time of a step with backward='rows' over the same with 'full'")
+    print("| B'/B |", " | ".join(method.__name__ for method in SINCE), "|")
+    print("|---|" + "---|" * len(SINCE))
+    for fraction in FRACTIONS[:-1]:
+        cells = []
+        for method, arguments in SINCE.items():
+            rows, full = (
+                first_rows(method, net, round(fraction * len(x)), backward=way, **arguments) for way in ("rows", "full")
+            )
+            ratios = []
+            for repeat in range(repeats + 1):
+                times = []
+                for step in (full, rows):
+                    start = clock()
+                    step(x)
+                    times.append(clock() - start)
+                if repeat:  # the first warms up
+                    ratios.append(times[1] / times[0])
+            cells.append(f"{median(ratios):.2f}")
+        print(f"| {fraction} |", " | ".join(cells), "|", flush=True)
+
+
 def measure(name: str, net: nn.Module, x: Tensor, repeats: int, clock: Callable[[], float]) -> None:
     timed = sides(net, len(x))
     ratios: dict[tuple[str, float | None], list[float]] = {key: [] for key in timed}
@@ -98,6 +143,9 @@ def measure(name: str, net: nn.Module, x: Tensor, repeats: int, clock: Callable[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("nets", nargs="*", help="resnet26, resnet50 (default: both)")
+    parser.add_argument(
+        "--since", action="store_true", help="the methods since EATA (RDumb, SAR, DeYO, ROID), ResNet-26"
+    )
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
     parser.add_argument(
         "--busy", action="store_true", help="one thread, processor time instead of the clock on the wall"
@@ -118,6 +166,10 @@ def main() -> None:
         torch.set_num_threads(1)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
     torch.manual_seed(0)
+    if arguments.since:
+        repeats = 5 if arguments.quick else 15
+        measure_since("ResNet-26, 32x32", ResNet26(10, "bn"), torch.randn(64, 3, 32, 32), repeats, clock)
+        return
     if "resnet26" in wanted:
         measure("ResNet-26, 32x32", ResNet26(10, "bn"), torch.randn(64, 3, 32, 32), 5 if arguments.quick else 15, clock)
     if "resnet50" in wanted:

@@ -8,7 +8,18 @@ from typing import Any
 
 from torch import Tensor
 
+from eata.errors import InputError
+from eata.inputs import Inputs
+
 Item = dict[str, Any]  # image (1, C, H, W), label, entropy in nats, age in samples
+
+
+def same_size(inputs: Inputs, bank: list[Item]) -> Inputs:
+    """The batch, if its images can be put beside those of the bank."""
+    if bank and bank[0]["image"].shape[1:] != inputs.shape[1:]:
+        old, new = tuple(bank[0]["image"].shape[1:]), tuple(inputs.shape[1:])
+        raise InputError(f"The memory holds images {old}, not {new}; resize them, or reset().")
+    return inputs
 
 
 def admit(bank: list[Item], image: Tensor, label: int, entropy: float, capacity: int, classes: int) -> None:

@@ -231,3 +231,31 @@ def scaled(values: Tensor) -> Tensor:
     """
     low, high = torch.aminmax(values)
     return (values - low) / (high - low).clamp(min=torch.finfo(values.dtype).tiny)
+
+
+def neighbourhood(features: Tensor, neighbours: int) -> Tensor:
+    """W (B, B): 1 for the nearest neighbours of each row of (B, D), itself left out.
+
+    >>> neighbourhood(torch.tensor([[1.0, 0.0], [2.0, 0.1], [0.0, 1.0]]), 1)
+    tensor([[0., 1., 0.],
+            [1., 0., 0.],
+            [0., 1., 0.]])
+    """
+    near = F.normalize(features, dim=1)
+    cosines = (near @ near.T).fill_diagonal_(-math.inf)
+    nearest = cosines.topk(min(neighbours, len(features) - 1), dim=1).indices
+    return torch.zeros_like(cosines).scatter_(1, nearest, 1.0)
+
+
+def closeness(features: Tensor, neighbours: int) -> Tensor:
+    """W (B, B): exp(-d^2 / 2 s^2) of the distances of the rows of (B, D) after they were brought to length 1.
+
+    >>> closeness(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), 2)
+    tensor([[1.0000, 0.6065],
+            [0.6065, 1.0000]])
+    """
+    near = F.normalize(features, dim=1)
+    distances = torch.cdist(near, near, compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(0)
+    last = distances.topk(min(neighbours, len(features)), dim=1, largest=False).values[:, -1]
+    scale = last.mean().clamp(min=torch.finfo(last.dtype).eps)
+    return torch.exp(-distances.square() / (2 * scale.square()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -98,6 +99,17 @@ def test_the_table_has_a_column_a_stream(place: Path) -> None:
     assert images[-1] == 15 * LIMIT
     assert min(errors) >= 0
     assert max(errors) <= 100
+
+
+def test_a_result_says_what_made_it(place: Path) -> None:
+    asked = request("continual", methods=("roid",))
+    worker = Worker(asked, place / "run")
+    (cell,) = plan(asked, 900)
+    settings = worker.run(cell)["settings"]
+    assert settings["lr"] == 0.001
+    assert settings["optimizer"].startswith("Adam(")
+    json.dumps(settings)
+    assert worker.materials.facts("tiny:net")["normalization"] == {"mean": [0.5] * 3, "std": [0.5] * 3}
 
 
 def test_every_method_sees_the_same_order() -> None:

@@ -13,7 +13,6 @@ from torch import nn
 import eata
 import naive
 from eata import functional
-from eata.methods.lame import closeness
 from eata.views import Views
 
 _spec = importlib.util.spec_from_file_location("naive_since", Path(__file__).parent / "naive_since.py")
@@ -170,9 +169,9 @@ def test_lame_goes_on_until_it_stays(trained, stream):
     batch = model.forward(eata.Inputs(x))
     y = model.answer(batch).exp()
     p = functional.probabilities(batch.logits)
-    again = torch.softmax(torch.log(p + 1e-10) + closeness(batch.features, 5) @ y, 1)
+    again = torch.softmax(torch.log(p + 1e-10) + functional.closeness(batch.features, 5) @ y, 1)
     torch.testing.assert_close(again, y, atol=1e-4, rtol=0)
-    first = torch.softmax(torch.log(p + 1e-10) + closeness(batch.features, 5) @ p, 1)
+    first = torch.softmax(torch.log(p + 1e-10) + functional.closeness(batch.features, 5) @ p, 1)
     assert (first - y).abs().max() > 0.05
 
 

@@ -82,7 +82,8 @@ class Worker:
         with _threads(self.request.threads), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="A batch of 1 ")  # the experiment batch-1 is about that
             try:
-                return known | {"stages": self._stages(cell, advance)}
+                adapter = self.adapter(cell)
+                return known | {"settings": adapter.settings, "stages": self._stages(cell, adapter, advance)}
             except Exception as problem:  # one bad cell must not end a night's run
                 if isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT):
                     raise  # all the others would fail with it
@@ -97,8 +98,7 @@ class Worker:
                 with contextlib.suppress(EataError):  # the cells will say what is wrong
                     self.materials.fisher(model, samples)
 
-    def _stages(self, cell: Cell, advance: Advance) -> list[Result]:
-        adapter = self.adapter(cell)
+    def _stages(self, cell: Cell, adapter: Any, advance: Advance) -> list[Result]:
         kept = Progress(self.folder / "partial" / cell.id)
         results, unfinished = kept.load(adapter)
         for number, stage in enumerate(cell.stages[len(results) :], len(results)):

@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from eata import functional, weights
-from eata.gradient import Choice, GradientAdapter
+from eata import functional
+from eata.gradient import Choice
 from eata.inputs import Inputs, in_range
-from eata.methods.per_image import OfImages
+from eata.methods.taught import Taught
 from eata.passes import Pass
-from eata.views import Views
 
 if TYPE_CHECKING:
     from eata.gradient import Shared, Unpack
 
 
-class CoTTA(OfImages, GradientAdapter):
+class CoTTA(Taught):
     """All weights follow a teacher, their own moving average; each goes back to the source by chance.
 
     The target is the teacher's logits; where the source is unsure of the batch (mean of its largest probability below
@@ -48,8 +47,6 @@ class CoTTA(OfImages, GradientAdapter):
     momentum: float
     restore: float
     confidence: float
-    #: the teacher's weights by name
-    teacher: dict[str, Tensor]
 
     def __init__(
         self,
@@ -66,12 +63,8 @@ class CoTTA(OfImages, GradientAdapter):
         in_range("copies", copies, low=1)
         for name, value in (("momentum", momentum), ("restore", restore), ("confidence", confidence)):
             in_range(name, value, low=0.0, high=1.0)
-        views = Views(net, flip, soften=True, seed=seed)
-        settings: Any = {"lr": 0.001, "optimizer": "adam", **shared}
-        super().__init__(net, **settings)
+        super().__init__(net, flip=flip, seed=seed, **shared)
         self.declare(copies=copies, momentum=momentum, restore=restore, confidence=confidence)
-        self.use(views)
-        self.remember("teacher", weights.copies(self.parameters))
 
     def free_parameters(self, net: nn.Module, layers: int | None) -> dict[str, nn.Parameter]:
         """All of them."""
@@ -82,12 +75,9 @@ class CoTTA(OfImages, GradientAdapter):
         batch.notes["target"] = self._target(batch.inputs)
         return super().select(batch)
 
-    def loss(self, logits: Tensor, batch: Pass, choice: Choice) -> Tensor:
-        return functional.cross_entropy(logits, batch.notes["target"][choice.index]).sum() / choice.count
-
     def after_step(self, batch: Pass, choice: Choice) -> None:
         """The teacher follows; then some weights are restored."""
-        weights.follow(self.teacher, self.parameters, 1 - self.momentum)
+        self.follow(1 - self.momentum)
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 chance = torch.rand(parameter.shape, generator=self.views.generator).to(parameter.device)

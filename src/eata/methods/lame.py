@@ -21,35 +21,7 @@ TOLERANCE = 1e-8  # of the energy, relative
 LEAST = 1e-10  # added to a probability before its logarithm
 
 
-def neighbourhood(features: Tensor, neighbours: int) -> Tensor:
-    """W (B, B): 1 for the nearest neighbours of each row of (B, D), itself left out.
-
-    >>> neighbourhood(torch.tensor([[1.0, 0.0], [2.0, 0.1], [0.0, 1.0]]), 1)
-    tensor([[0., 1., 0.],
-            [1., 0., 0.],
-            [0., 1., 0.]])
-    """
-    near = F.normalize(features, dim=1)
-    cosines = (near @ near.T).fill_diagonal_(-math.inf)
-    nearest = cosines.topk(min(neighbours, len(features) - 1), dim=1).indices
-    return torch.zeros_like(cosines).scatter_(1, nearest, 1.0)
-
-
-def closeness(features: Tensor, neighbours: int) -> Tensor:
-    """W (B, B): exp(-d^2 / 2 s^2) of the distances of the rows of (B, D) after they were brought to length 1.
-
-    >>> closeness(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), 2)
-    tensor([[1.0000, 0.6065],
-            [0.6065, 1.0000]])
-    """
-    near = F.normalize(features, dim=1)
-    distances = torch.cdist(near, near, compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(0)
-    last = distances.topk(min(neighbours, len(features)), dim=1, largest=False).values[:, -1]
-    scale = last.mean().clamp(min=torch.finfo(last.dtype).eps)
-    return torch.exp(-distances.square() / (2 * scale.square()))
-
-
-AFFINITIES = {"knn": neighbourhood, "rbf": closeness}
+AFFINITIES = {"knn": functional.neighbourhood, "rbf": functional.closeness}
 
 
 class LAME(Adapter):

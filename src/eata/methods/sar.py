@@ -26,9 +26,7 @@ class SAR(GradientAdapter):
     there, keep those that are still below E0 (loss 2), and take their gradient as the step from where it began (Eq. 2
     to 5 of https://arxiv.org/abs/2302.12400). Where a moving average of loss 2 falls below ``recover``, the model is
     about to collapse to one class: weights and optimizer go back to the source. (The authors' program then keeps the
-    average, which they call a slip; here it starts anew.)
-
-    The last stage stays fixed: `eata.stages` finds it in ResNets, ViT, Swin and ConvNeXt.
+    average, which they call a slip; here it starts anew.) The last stage stays fixed: `eata.stages` finds it.
 
     Args:
         net: a model with normalization layers.
@@ -49,8 +47,7 @@ class SAR(GradientAdapter):
     rho: float
     recover: float | None
     exclude: Sequence[str] | None
-    #: moving average of loss 2; None before the first
-    average: float | None
+    average: float | None  #: moving average of loss 2; None before the first
 
     def __init__(
         self,
@@ -77,8 +74,7 @@ class SAR(GradientAdapter):
 
     def select(self, batch: Pass) -> Choice:
         """The reliable samples, all alike."""
-        scores = self.score(batch.logits)
-        reliable = scores < self._threshold(batch)
+        reliable = (scores := self.score(batch.logits)) < self._threshold(batch)
         return Choice.of(reliable, torch.ones_like(scores), reliable)
 
     def update(self, batch: Pass, choice: Choice) -> bool:
