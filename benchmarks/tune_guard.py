@@ -3,9 +3,9 @@
     python -m benchmarks.tune_guard                        # 384 images of each stream; about a quarter of an hour
     python -m benchmarks.tune_guard --images 128 fog       # a taste
 
-For each corruption, shuffled and sorted by class: the estimated cost of each block of 64 samples (`Comparison.cost`)
-when EATA adapts without a guard, the least ratio of the numbers of classes, and the true cost, as the labels tell it.
-Good thresholds lie between the two kinds of streams.
+For each corruption, shuffled, sorted by class and nearly so: the estimated cost of each block of 64 samples, in points
+(`Comparison.cost`), when EATA adapts without a guard, the least ratio of the numbers of classes, and the true cost, as
+the labels tell it. Good thresholds lie between the kinds of streams.
 """
 
 from __future__ import annotations

@@ -227,6 +227,19 @@ def test_if_the_last_good_state_is_no_better_the_source_is_next(trained, shuffle
     assert is_source(model)
 
 
+def test_good_judgements_have_to_come_in_a_row(trained, shuffled, by_class):
+    model = eata.Guard(eata.BN(trained(), prior=0))
+    for x, _ in by_class(count=3):
+        model(x)
+    assert model.need == 2
+    bad = by_class()[0][0]
+    while model.good == 0:
+        model(shuffled[0])
+    while model.good:
+        model(bad)
+    assert model.resting
+
+
 def test_after_each_alarm_it_takes_longer_to_come_back(trained, shuffled):
     model = eata.Guard(eata.Tent(trained(), lr=0.001))
     rests = []

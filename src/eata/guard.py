@@ -67,6 +67,11 @@ class Comparison:
         cost = (differ * (source_sure - sure)).mean()
         return cls(*torch.stack([1 - differ.mean(), cost, _classes(adapted), _classes(source)]).tolist())
 
+    @property
+    def is_varied(self) -> bool:
+        """Whether the adapted model predicts about as many classes as the source; one that has collapsed does not."""
+        return self.classes >= CLASSES * self.source_classes
+
     def __str__(self) -> str:
         return (
             f"adapted model and source agree on {self.agreement:.0%}, estimated cost {self.cost:+.1%} of accuracy, "
@@ -209,8 +214,10 @@ class Guard(Wrapper):
         level, variance = self.usual
         far = mean - level
         usual = abs(far) <= max(SURPRISE * math.sqrt(variance), LITTLE)
-        # After a surprise there is a new level; how much is usual there remains to be seen.
-        self.usual = [level + RATE * far, (1 - RATE) * (variance + RATE * far * far)] if usual else [mean, variance]
+        if usual:
+            self.usual = [level + RATE * far, (1 - RATE) * (variance + RATE * far * far)]
+        else:  # a new level; how much is usual there remains to be seen
+            self.usual = [mean, variance] if math.isfinite(mean) else None
         return usual
 
     def _compare(self, adapted: Tensor, source: Tensor) -> None:
@@ -226,14 +233,13 @@ class Guard(Wrapper):
         if blocks < 1:
             return
         seen = Comparison.of(*both)
-        sound = seen.classes >= CLASSES * seen.source_classes
         low = EARN - EARN_DOUBT / blocks if self.resting else LOSE
-        self.doubting = sound and low < seen.cost <= LOSE + LOSE_DOUBT / blocks and blocks < BLOCKS
+        self.doubting = seen.is_varied and low < seen.cost <= LOSE + LOSE_DOUBT / blocks and blocks < BLOCKS
         if self.doubting:
             return
         self.evidence, self.comparing, self.since = None, False, 0
         limit = EARN if self.resting else LOSE + LOSE_DOUBT / blocks  # what is not a number is no good
-        (self._trust if sound and seen.cost <= limit else self._distrust)(seen)
+        (self._trust if seen.is_varied and seen.cost <= limit else self._distrust)(seen)
 
     def _trust(self, seen: Comparison) -> None:
         self.good += 1
@@ -249,7 +255,8 @@ class Guard(Wrapper):
         self.kept = [*self.kept, self._state()][-KEPT:]
 
     def _distrust(self, seen: Comparison) -> None:
-        if not self.record and seen.cost <= LOSE:
+        self.good = 0
+        if not self.record and seen.is_varied and seen.cost <= LOSE:
             self._tell("waiting", seen, "the source answers, for the adapted model is no better")
             return
         first = not self.resting or not self.record
@@ -261,7 +268,7 @@ class Guard(Wrapper):
             self.kept = []
         where = "those of the last good comparison" if self.kept else "the source's"
         self._undo_learning()
-        self.resting, self.good = True, 0
+        self.resting = True
         self._tell("alarm" if first else "reset", seen, f"the source answers, and the weights are {where}")
 
     def _tell(self, kind: Kind, seen: Comparison, done: str) -> None:
