@@ -236,6 +236,7 @@ def test_a_state_of_two_processes_loads_into_one_and_into_three(three, folder: P
         ("frozen", "other counters", "other counters"),
         ("state", "other counters", "other counters"),
         ("method", "other method, settings", "other method, settings"),
+        ("guard", "one shard", "one shard"),
         ("snapshot", "in one process", "in one process"),
     ],
 )
