@@ -119,6 +119,7 @@ def refusals(rank: int, world: int, folder: Path, case: Case) -> dict[str, str]:
     model.reset()
     model(x)
     said["method"] = _said(lambda: eata.parallel(eata.Tent(copy.deepcopy(case.net), lr=0.1 if rank else 0.2)))
+    said["guard"] = _said(lambda: eata.Guard(model))
     said["snapshot"] = _said(lambda: model.snapshot(x))
     return said
 

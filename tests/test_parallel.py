@@ -53,11 +53,16 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "eata-rows": ("eata", {**ETA, "beta": 20.0, "backward": "rows"}),
     "tent-rows": ("tent", {"lr": 0.02, "backward": "rows"}),
     "eata-prior": ("eata", {**ETA, "beta": 20.0, "backward": "full", "prior": 32}),
+    "eata-budget": ("eata", {**ETA, "budget": 0.001, "backward": "full"}),
+    "rdumb": ("rdumb", {**ETA, "every": 3, "backward": "full"}),
+    "sar": ("sar", {"e0": 0.6, "recover": 0.5, "exclude": (), "lr": 0.02, "backward": "full"}),
+    "deyo": ("deyo", {"e0": 0.6, "plpd": 0.0, "patches": 2, "exclude": (), "lr": 0.02, "backward": "full"}),
     "eata-last": ("eata", {**ETA, "beta": 20.0, "backward": "full", "layers": 1}),
 }
 NETS = {
     "source": ["bn"], "bn": ["bn"], "tent": ["bn"], "episodic": ["bn"], "eta": ["bn"],
     "eata": ["bn", "gn", "ln"], "eata-rows": ["gn"], "eata-prior": ["bn"], "eata-last": ["bn"],
+    "eata-budget": ["bn"], "rdumb": ["bn"], "sar": ["bn", "gn"], "deyo": ["bn", "gn"],
 }  # fmt: skip
 KINDS = [(setting, norm, torch.float64) for setting, norms in NETS.items() for norm in norms]
 KINDS += [("eata", norm, torch.float32) for norm in ("bn", "gn", "ln")]
@@ -136,7 +141,7 @@ def compare(found: list[dict[str, Any]], expected: dict[str, Any], dtype: torch.
             close(rank["parameters"][name], value)
             assert torch.equal(rank["parameters"][name], found[0]["parameters"][name])
         if expected["average"] is not None:
-            close(rank["average"], expected["average"])
+            close(torch.as_tensor(rank["average"]), torch.as_tensor(expected["average"]))
 
 
 _jobs: dict[int, tuple[list[dict[str, Any]], list[int | None]]] = {}
@@ -231,6 +236,7 @@ def test_a_state_of_two_processes_loads_into_one_and_into_three(three, folder: P
         ("frozen", "other counters", "other counters"),
         ("state", "other counters", "other counters"),
         ("method", "other method, settings", "other method, settings"),
+        ("guard", "one shard", "one shard"),
         ("snapshot", "in one process", "in one process"),
     ],
 )

@@ -67,6 +67,8 @@ class Adapter:
     needs_features = False
     #: whether ``eata.parallel`` may divide a batch: all that is summed over samples goes through ``Pass.total``
     divisible = False
+    #: whether it is called with whole batches, and not with shards of them
+    whole = True
 
     def __init__(self, net: nn.Module, *, statistics: Statistics, engine: Engine | None = None) -> None:
         if not isinstance(net, nn.Module):

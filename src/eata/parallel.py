@@ -88,6 +88,8 @@ class Parallel(Wrapper):
         processes: all of them.
     """
 
+    whole = False
+
     def __init__(self, model: Adapter, processes: Processes) -> None:
         super().__init__(model)
         self.processes = processes

@@ -54,6 +54,10 @@ class Shard(Pass):
     def counts(self, *numbers: int) -> tuple[int, ...]:
         return self._processes.counts(*numbers)
 
+    def span(self, count: int) -> tuple[int, int]:
+        everywhere = [row[0] for row in self._processes.gather([count])]
+        return sum(everywhere[: self._processes.rank]), sum(everywhere)
+
 
 class SharedRunner:
     """Runs a net on the shards of batches, in place of a `Runner`.

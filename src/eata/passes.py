@@ -66,6 +66,14 @@ class Pass:
         """The sum of each number over all processes."""
         return numbers
 
+    def span(self, count: int) -> tuple[int, int]:
+        """The place of this process's first item among those of all processes, and how many there are in all.
+
+        Args:
+            count: items of this process; those of the processes before it come first.
+        """
+        return 0, count
+
     def gradients(self, index: Tensor, loss_of: LossOf) -> Gradients:
         """Gradients of a loss on some rows, by the free parameters; once, for it uses up what the forward kept.
 

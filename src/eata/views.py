@@ -114,20 +114,27 @@ def _blurred(pixels: Tensor, sigma: Tensor) -> Tensor:
     return pixels
 
 
-def shuffled_patches(images: Tensor, patches: int, generator: torch.Generator) -> Tensor:
-    """Each image cut into ``patches`` x ``patches`` pieces that change places at random, an order of its own for each.
+def shuffled_patches(images: Tensor, patches: int, draws: Tensor) -> Tensor:
+    """Each image cut into ``patches`` x ``patches`` pieces that change places, in the order of its draws.
 
     Images whose sides do not divide are resized for that, and back.
 
-    >>> mixed = shuffled_patches(torch.arange(16.0).view(1, 1, 4, 4), 2, torch.Generator().manual_seed(0))
+    Args:
+        images: (B, C, H, W).
+        patches: in a row and in a column.
+        draws: random numbers, one for each piece, (B, patches^2).
+
+    >>> mixed = shuffled_patches(torch.arange(16.0).view(1, 1, 4, 4), 2, torch.tensor([[0.5, 0.1, 0.9, 0.3]]))
     >>> mixed.shape, sorted(mixed.flatten().tolist()) == list(range(16))
     (torch.Size([1, 1, 4, 4]), True)
     """
+    if not len(images):
+        return images
     count, channels, height, width = images.shape
     tall, wide = max(1, height // patches), max(1, width // patches)
     fitting = _resized(images, tall * patches, wide * patches)
     pieces = fitting.reshape(count, channels, patches, tall, patches, wide).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
-    order = torch.rand(count, patches**2, generator=generator).argsort(1).to(images.device)
+    order = draws.argsort(1).to(images.device)
     pieces = pieces[torch.arange(count, device=images.device)[:, None], order]
     mixed = pieces.view(count, patches, patches, channels, tall, wide).permute(0, 3, 1, 4, 2, 5)
     return _resized(mixed.reshape(fitting.shape), height, width)

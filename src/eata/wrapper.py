@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from eata import state
 from eata.adapter import Adapter, Stats
+from eata.errors import EataError
 from eata.inputs import Inputs
 from eata.passes import Pass
 
@@ -21,6 +22,10 @@ class Wrapper(Adapter):
     """
 
     def __init__(self, model: Adapter) -> None:
+        if not model.whole:
+            raise EataError(
+                f"eata.{type(self).__name__} would see one shard of each batch, so it can't go around eata.parallel."
+            )
         # No super().__init__: the inner adapter has made the net ready.
         self.model = model
         self.net = model.net

@@ -45,6 +45,7 @@ class DeYO(OfImages, GradientAdapter):
     (torch.Size([4, 3]), 8, 4)
     """
 
+    divisible = True
     e0: float
     plpd: float
     margin: float
@@ -85,14 +86,17 @@ class DeYO(OfImages, GradientAdapter):
         scores = self.score(batch.logits)
         reliable = scores < functional.entropy_threshold(self.e0, classes)
         lost = torch.full_like(scores, -torch.inf)
-        if bool(reliable.any()):
-            lost[reliable] = self._lost(batch, reliable.nonzero().squeeze(1))
+        index = reliable.nonzero().squeeze(1)
+        first, count = batch.span(len(index))
+        if count:
+            draws = torch.rand(count, self.patches**2, generator=self.generator)[first : first + len(index)]
+            lost[index] = self._lost(batch, index, draws)
         weight = torch.exp(functional.entropy_threshold(self.margin, classes) - scores) + torch.exp(lost)
         return Choice.of(lost > self.plpd, weight, reliable)
 
-    def _lost(self, batch: Pass, index: Tensor) -> Tensor:
-        """PLPD of some samples."""
-        images = shuffled_patches(batch.inputs.images[index], self.patches, self.generator)
+    def _lost(self, batch: Pass, index: Tensor, draws: Tensor) -> Tensor:
+        """PLPD of some samples, whose patches change places by these draws."""
+        images = shuffled_patches(batch.inputs.images[index], self.patches, draws)
         apart = self.forward(batch.inputs.take(index).with_images(images))
         before = functional.probabilities(batch.logits[index])
         predicted = before.argmax(1, keepdim=True)

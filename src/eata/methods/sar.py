@@ -43,6 +43,7 @@ class SAR(GradientAdapter):
     (torch.Size([4, 3]), 8, 8)
     """
 
+    divisible = True
     e0: float
     rho: float
     recover: float | None
@@ -87,11 +88,12 @@ class SAR(GradientAdapter):
             above = self.forward(batch.inputs, grad=True)
             scores = self.score(above.logits[choice.index])
             sure = scores < self._threshold(batch)
-            if not bool(sure.any()):
+            (count,) = above.counts(int(sure.sum()))
+            if not count:
                 return False
-            again = Choice(choice.index[sure], choice.weight[sure], choice.reliable)
+            again = Choice(choice.index[sure], choice.weight[sure], choice.reliable, count)
+            batch.notes["loss"] = float(above.total(scores[sure].sum())) / count
             gradients = self.gradients(above, again)
-        batch.notes["loss"] = float(scores[sure].mean())
         return self.step(gradients, choice.count + again.count)
 
     def after_step(self, batch: Pass, choice: Choice) -> None:

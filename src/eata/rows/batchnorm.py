@@ -144,7 +144,7 @@ class BatchNorm(torch.autograd.Function):
         if isinstance(g, RowGradient) and g.place.dim == 0 and g.place.outer == g.place.inner == 1:
             own = g.take(x).to(ctx.dtype)
             dx, dweight, dbias = _by_sums(
-                g.kept, own, weight, mean, rstd, off, ctx.part, g.rows.weight, ctx.eps, ctx.pool
+                g.kept, own, own, weight, mean, rstd, off, ctx.part, g.rows.weight, ctx.eps, ctx.pool
             )
             dx = g.like(dx)
         else:
@@ -155,8 +155,10 @@ class BatchNorm(torch.autograd.Function):
                     dense, x, weight, None, None, mean, rstd, True, ctx.eps, (True, True, True)
                 )
             else:
-                copy = x if x.data_ptr() != ctx.saved_tensors[0].data_ptr() else x.clone()
-                dx, dweight, dbias = _by_sums(dense, copy, weight, mean, rstd, off, ctx.part, None, ctx.eps, ctx.pool)
+                room = torch.empty_like(x)
+                dx, dweight, dbias = _by_sums(
+                    dense, x, room, weight, mean, rstd, off, ctx.part, None, ctx.eps, ctx.pool
+                )
         return dx, *((dweight, dbias) if ctx.affine else (None, None)), None, None, None, None, None
 
 
@@ -175,6 +177,7 @@ def _normalized_half(x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
 def _by_sums(
     g: Tensor,
     x: Tensor,
+    room: Tensor,
     weight: Tensor | None,
     mean: Tensor,
     rstd: Tensor,
@@ -184,7 +187,7 @@ def _by_sums(
     eps: float,
     pool: Pool | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients from some rows, or all; overwrites ``x``, which is a copy.
+    """Gradients from some rows, or all; that of x goes to ``room``, which may be x itself.
 
     ``part`` is what each value of the batch counts for in the statistics, ``off`` how far the batch's mean is from the
     one that was used, ``row_weight`` how many rows each one stands for (None: one), and ``pool`` has the other rows.
@@ -203,8 +206,8 @@ def _by_sums(
         row_weight = torch.ones(1, dtype=x.dtype, device=x.device)
     slopes = (row_weight.to(x)[:, None] * slope).view(-1, x.shape[1], *ones)
     offsets = (row_weight.to(x)[:, None] * offset).view(-1, x.shape[1], *ones)
-    torch.addcmul(offsets, x, slopes, out=x).addcmul_(g, scale.view(1, -1, *ones))
-    return x, dot, total
+    torch.addcmul(offsets, x, slopes, out=room).addcmul_(g, scale.view(1, -1, *ones))
+    return room, dot, total
 
 
 @rule(aten.native_batch_norm_backward.default)
