@@ -29,6 +29,7 @@ from eata import allocator, norm
 from eata.data.corruptions import CORRUPTIONS
 from eata.files import replacing
 from eata.models import ResNet26
+from eata.moments import pooled, sample_moments
 
 NETS: dict[str, tuple[Callable[[], nn.Module], int]] = {"ResNet-26": (ResNet26, 32), "ResNet-50": (resnet50, 224)}
 METHODS = ("bn", "eta")
@@ -161,7 +162,7 @@ def differences(weights: Path | None, corruption: str, length: int, limit: int) 
     exact: list[tuple[Tensor, Tensor]] = []
     for layer in norm.normalization_layers(net).values():
         layer.train()
-        layer.register_forward_pre_hook(lambda _, inputs: exact.append(norm.pooled(*norm.sample_moments(inputs[0]))))
+        layer.register_forward_pre_hook(lambda _, inputs: exact.append(pooled(*sample_moments(inputs[0]))))
     probes = []
     for number, image in enumerate(images):
         window(image[None])

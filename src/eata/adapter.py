@@ -277,7 +277,7 @@ class Adapter:
         """
         with self.lock, torch.inference_mode(False), torch.no_grad():
             self.require_whole()
-            recording = _Recording(self.statistics)
+            recording = norm.Recording(self.statistics)
             if norm.batch_norm_layers(self.net) and self.statistics.share(1) < 1:
                 if not args and not kwargs:
                     raise EataError("This method normalizes by the batch, so snapshot() needs one: model.snapshot(x).")
@@ -378,25 +378,6 @@ class Adapter:
     def source_values(self) -> dict[str, Tensor]:
         """Source values, by name, of whatever this method changes."""
         return {}
-
-
-class _Recording(Statistics):
-    """Other statistics, of which each layer's mean and variance are written down."""
-
-    def __init__(self, inner: Statistics) -> None:
-        super().__init__(inner.prior)
-        self.inner = inner
-        self.seen: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def normalize(self, layer: norm.Layer, x: Tensor, kernel: norm.Kernel) -> Tensor:
-        def record(share: float, mean: Tensor, variance: Tensor, pool: norm.Pool | None = None) -> Tensor:
-            assert pool is None  # a snapshot is of one process
-            if share < 1:
-                mean, variance = norm.mixed_statistics(x, (mean, variance), share)
-            self.seen[layer.index] = (mean.clone(), variance.clone())
-            return kernel(1.0, mean, variance)
-
-        return self.inner.normalize(layer, x, record)
 
 
 def _place(net: nn.Module) -> tuple[torch.device, torch.dtype] | None:

@@ -189,7 +189,7 @@ class LayerPool:
 
 
 def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance (biased) by channel, to the last bit: `norm.batch_statistics` is faster, and rounds more."""
+    """Mean and variance (biased) by channel, to the last bit: `moments.batch_statistics` is faster, and rounds more."""
     if x.device.type == "cpu":
         mean, variance = torch.ops.aten.batch_norm_update_stats(x, None, None, 0.0)
         return mean, variance

@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor
 
-from eata import norm
+from eata.moments import mixed_statistics
 from eata.norm import Kernel, Layer, Statistics
 
 Kept = list[list[Tensor]]  # mean and variance, (C,) each, of each BatchNorm layer
@@ -42,7 +42,7 @@ class Slow(Statistics):
         mean, variance = self._new.get(layer.index) or self.kept[layer.index]
         if not self.momentum:
             return kernel(1.0, mean, variance)
-        self._new[layer.index] = norm.mixed_statistics(x.detach(), (mean, variance), 1 - self.momentum)
+        self._new[layer.index] = mixed_statistics(x.detach(), (mean, variance), 1 - self.momentum)
         return kernel(1 - self.momentum, mean, variance)
 
     def keep(self) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from eata import norm
 from eata.errors import EataError
+from eata.moments import batch_statistics, inverse_moments, pooled
 from eata.norm import Kernel, Layer, Statistics
 
 MEMORY = 2  # windows: the time constant of deeper layers' statistics
@@ -102,7 +103,7 @@ class WindowStatistics(Statistics):
             return self._normalize_for_step(layer, x, kernel)
         if self._new[layer.index] is not None:
             raise EataError("The net uses one BatchNorm layer twice, which eata.Window can't cache; use exact=True.")
-        own = norm.inverse_moments(x if x.dtype == self.memory.dtype else x.to(self.memory.dtype))
+        own = inverse_moments(x if x.dtype == self.memory.dtype else x.to(self.memory.dtype))
         self._new[layer.index] = own
         return kernel(1.0, *self._statistics(layer, x, *own))
 
@@ -114,7 +115,7 @@ class WindowStatistics(Statistics):
             return kernel(1.0, *given)  # clones: autograd keeps them
         module = layer.module
         with torch.no_grad():
-            own_mean, own_variance = norm.batch_statistics(x.detach().to(self.memory.dtype))
+            own_mean, own_variance = batch_statistics(x.detach().to(self.memory.dtype))
         return _OwnGradient.apply(x, module.weight, module.bias, own_mean, own_variance, mean, variance, module.eps)  # type: ignore[no-any-return,no-untyped-call]
 
     def _statistics(self, layer: Layer, x: Tensor, means: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
@@ -136,7 +137,7 @@ class WindowStatistics(Statistics):
             far = means - mean
             variance.addcmul_(deviations, deviations, value=part)
         else:
-            own_mean, own_variance = norm.pooled(means, deviations)
+            own_mean, own_variance = pooled(means, deviations)
             far = own_mean - mean
             variance.add_(own_variance, alpha=part)
         variance.addcmul_(far, far, value=part * (1 - part))

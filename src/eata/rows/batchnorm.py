@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from eata.allocator import block_like
-from eata.norm import Pool, batch_statistics
+from eata.moments import Pool, batch_statistics
 from eata.rows.gradient import RowGradient, is_channels_last, take
 from eata.rows.rules import rule
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from eata.norm import Layer, Normalizing, Pool, Statistics
+from eata.moments import Pool
+from eata.norm import Layer, Normalizing, Statistics
 from eata.rows import batchnorm, lean, shape_rules  # noqa: F401 (importing the rules registers them)
 from eata.rows.gradient import Rows, reenter
 
