@@ -35,7 +35,7 @@ from eata.data import imagenet
 from eata.files import replacing
 
 FIELDS = ("seed", "order", "batch", "images", "method", "prior", "set", "error", "forwards", "seconds", "share")
-ORDERS = (("shuffled", 1), ("shuffled", 2), ("shuffled", 4), ("sorted", 64), ("dirichlet", 64), ("one class", 64))
+ORDERS = (("sorted", 64), ("one class", 64), ("dirichlet", 64), ("shuffled", 4), ("shuffled", 2), ("shuffled", 1))
 PHOTOGRAPHS = ("gaussian_noise", "jpeg_compression", "brightness", "contrast", None)
 Row = dict[str, str]
 
@@ -140,6 +140,8 @@ def run(table: Table, source: Source, chosen: argparse.Namespace) -> None:
     lifelong = chosen.protocol == "lifelong"
     orders = ORDERS if chosen.protocol == "streams" else [("shuffled", batch) for batch in chosen.batches]
     sets = PHOTOGRAPHS if source.photographs else (*eata.data.CORRUPTIONS, None)
+    if chosen.sets:
+        sets = tuple(None if name == "clean" else name for name in chosen.sets)
     for seed in chosen.seeds:
         for order, batch in orders:
             models: dict[tuple[str, float | str], eata.Adapter] = {}
@@ -187,6 +189,7 @@ def main() -> None:
     parser.add_argument(
         "--priors", nargs="+", default=[0.0, 64.0, "auto"], type=lambda v: v if v == "auto" else float(v)
     )
+    parser.add_argument("--sets", nargs="+", help="corruptions, and clean (default: all)")
     parser.add_argument("--data", help="folder of <wnid>/*.JPEG, for photographs")
     parser.add_argument("--results", type=Path, default=Path("results/statistics"), help="folder")
     chosen = parser.parse_args()
