@@ -7,6 +7,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from eata.mixture import Mixture
+
 TINY = 1e-12  # keeps 1 / deviation finite
 
 
@@ -52,15 +54,9 @@ def batch_norm(
     assert mean is not None
     assert variance is not None
     if torch.is_grad_enabled() and x.requires_grad:
-        wide = x.to(torch.promote_types(x.dtype, mean.dtype))
-        own_variance, own_mean = torch.var_mean(wide, [0, *range(2, x.dim())], correction=0)
-        scale = (torch.lerp(own_variance, variance, share) + eps).rsqrt()
-        shift = -torch.lerp(own_mean, mean, share) * scale
-        if weight is not None:
-            scale, shift = scale * weight, shift * weight
-        shift = shift if bias is None else shift + bias
-        over = (1, -1, *[1] * (x.dim() - 2))
-        return (wide * scale.view(over) + shift.view(over)).to(x.dtype)
+        with torch.no_grad():
+            own = batch_statistics(x.detach().to(torch.promote_types(x.dtype, mean.dtype)))
+        return Mixture.apply(x, weight, bias, eps, share, (mean, variance), own)  # type: ignore[no-any-return,no-untyped-call]
     mixed = mixed_statistics(x.detach(), (mean, variance), share)
     return torch.batch_norm(x, weight, bias, *mixed, False, 0.0, eps, cudnn)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from eata import norm, rows
+from eata import moments, norm, rows
 from eata.inputs import Inputs
 from eata.models.resnet26 import ResNet26
 from eata.norm import Statistics
@@ -83,6 +83,12 @@ def test_one_layer_is_the_loops(shape: tuple[int, ...], share: float, watched: b
     found = (y.detach(), *torch.autograd.grad(y, inputs, g))
     for ours, expected in zip(found, loops(x, weight, bias, mean, variance, share, g), strict=True):
         torch.testing.assert_close(ours, expected, atol=1e-11, rtol=1e-9)
+
+
+def test_gradient_can_be_differentiated_again() -> None:
+    x, weight, bias, mean, variance, _ = layer_input((4, 2, 3))
+    inputs = [t.clone().requires_grad_(True) for t in (x, weight, bias)]
+    assert torch.autograd.gradgradcheck(lambda *t: moments.batch_norm(*t, EPS, 0.4, mean, variance), inputs)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
