@@ -128,6 +128,7 @@ def result() -> Callable[..., dict[str, Any]]:
                 "forwards": 100,
                 "backwards": backwards,
                 "seconds": 0.5,
+                **({"course": [[100, correct]]} if "stream" in cell.settings else {}),
             }
             for stage in cell.stages
         ]

@@ -134,8 +134,8 @@ class ArrayStream(Stream):
         generated: bool = False,
         cached: bool = False,
     ) -> None:
-        content = hashlib.sha256(images.numpy().data)
-        content.update(labels.numpy().data)
+        content = hashlib.sha256(images.contiguous().numpy().data)
+        content.update(labels.contiguous().numpy().data)
         super().__init__(name, class_names, digest=content.hexdigest()[:12], generated=generated, cached=cached)
         self._images = images
         self._labels = labels

@@ -64,9 +64,10 @@ class RoTTA(Taught):
         in_range("capacity", capacity, low=1)
         for name, value in (("momentum", momentum), ("keep", keep)):
             in_range(name, value, low=0.0, high=1.0)
-        super().__init__(net, flip=flip, seed=seed, statistics=Slow([]), **shared)
+        layers = norm.batch_norm_layers(net)
+        super().__init__(net, flip=flip, seed=seed, statistics=Slow(of_source(layers)), **shared)
         self.declare(capacity=capacity, momentum=momentum, keep=keep)
-        own = {f"{who}_statistics": of_source(norm.batch_norm_layers(net)) for who in ("teacher", "student")}
+        own = {f"{who}_statistics": of_source(layers) for who in ("teacher", "student")}
         for name, first in {"bank": [], "since_step": 0, **own}.items():
             self.remember(name, first)
 
