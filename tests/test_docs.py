@@ -98,7 +98,8 @@ def test_without_results_the_pages_say_so(tmp_path):
 
 def test_the_figure_shows_what_the_table_says(tmp_path):
     (tmp_path / "table.csv").write_text(CSV)
-    bars = figure.means(tmp_path / "table.csv")
+    severity, bars = figure.means(tmp_path / "table.csv")
+    assert severity == 5
     assert bars == [("Source", 49.7, 0.0), ("EATA", 23.9, 7618.0)]
     picture = ET.fromstring(figure.svg("Mean error", bars))
     widths = [float(bar.attrib["width"]) for bar in picture.iter() if bar.attrib.get("class") in ("bar", "best")]
