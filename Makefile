@@ -40,7 +40,7 @@ bench: setup  ## speed and memory of one adaptation step, as ratios
 	$(BIN)/python -m benchmarks.step
 
 docs: .venv/docs  ## the site, into docs/_build/html; warnings are errors, and every link leads somewhere
-	$(BIN)/sphinx-build -W --keep-going -q docs docs/_build/html
+	$(BIN)/sphinx-build -E -W --keep-going -q docs docs/_build/html
 	$(BIN)/python docs/links.py docs/_build/html
 	@echo "open docs/_build/html/index.html"
 

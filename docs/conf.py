@@ -48,9 +48,6 @@ napoleon_use_ivar = True
 python_use_unqualified_type_names = True
 toc_object_entries_show_parents = "hide"
 
-# Pages that come with other parts of the project; until they are there, nothing links to them.
-MISSING = [page for page in ("safe", "serve", "scale") if not (HERE / f"{page}.md").exists()]
-
 
 def mathml(block: bool) -> tuple[Any, None]:
     """A renderer of equations as MathML, which every browser of today shows by itself."""
@@ -62,11 +59,15 @@ def mathml(block: bool) -> tuple[Any, None]:
     return visit, None
 
 
-def without_missing(_app: Sphinx, _page: str, source: list[str]) -> None:
-    """A page without links to pages that are not there yet."""
-    for page in MISSING:
-        source[0] = re.sub(rf"\[([^\]]*)\]\((?:\.\./)?{page}\.md\)", r"\1", source[0])
-        source[0] = re.sub(rf"^{page}\n", "", source[0], flags=re.MULTILINE)
+def result_links(_app: Sphinx, page: str, source: list[str]) -> None:
+    """A link into ``results/``, right in the repository, leads to the page that is made from there, if there is one."""
+
+    def link(found: re.Match[str]) -> str:
+        text, name = found.groups()
+        there = (HERE / "generated" / f"result-{name}.md").exists()
+        return f"[{text}](/generated/result-{name}.md)" if there else text
+
+    source[0] = re.sub(r"\[([^\]]*)\]\((?:\.\./)+results/([\w-]+)[^)]*\)", link, source[0])
 
 
 def tables(_app: Sphinx, _what: str, _name: str, _object: Any, _options: Any, lines: list[str]) -> None:
@@ -92,6 +93,6 @@ def no_types(_app: Sphinx, what: str, _name: str, _object: Any, _options: Any, l
 def setup(app: Sphinx) -> None:
     """What the settings above can't say."""
     app.add_html_math_renderer("mathml", mathml(block=False), mathml(block=True))
-    app.connect("source-read", without_missing)
+    app.connect("source-read", result_links)
     app.connect("autodoc-process-docstring", no_types, priority=400)  # before napoleon's
     app.connect("autodoc-process-docstring", tables)

@@ -26,17 +26,18 @@ STYLE = """
 LEFT, WIDTH, ROW = 90, 300, 34  # of the bars, in the picture's units
 
 
-def means(table: Path) -> list[tuple[str, float, float]]:
-    """Method, mean error in per cent and backward passes a stream, at the hardest severity of the table."""
+def means(table: Path) -> tuple[int, list[tuple[str, float, float]]]:
+    """The hardest severity of the table; there, each method, its mean error in per cent, and backwards a stream."""
     with table.open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["column"] == "mean" and row["severity"] != "all"]
     hardest = max((int(row["severity"]) for row in rows), default=0)
     found = {row["row"]: row for row in rows if int(row["severity"]) == hardest}
-    return [
+    bars = [
         (NAMES[name], float(found[name]["measured"]), float(found[name]["backwards"] or 0))
         for name in SHOWN
         if name in found
     ]
+    return hardest, bars
 
 
 def svg(title: str, bars: list[tuple[str, float, float]]) -> str:
@@ -63,8 +64,8 @@ def svg(title: str, bars: list[tuple[str, float, float]]) -> str:
 
 def main(folder: Path) -> None:
     """Make the figure of this folder, and show it in the README."""
-    bars = means(folder / "table.csv")
-    title = "Mean error over 15 corruptions of CIFAR-10 at severity 5 (lower is better)"
+    severity, bars = means(folder / "table.csv")
+    title = f"Mean error over 15 corruptions of CIFAR-10 at severity {severity} (lower is better)"
     (ROOT / "docs" / "figure.svg").write_text(svg(title, bars), "utf-8")
     readme = ROOT / "README.md"
     shown = f"![{title}](docs/figure.svg)"

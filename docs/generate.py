@@ -167,7 +167,7 @@ def results(folder: Path, into: Path) -> dict[str, str]:
     """
     found = {path.stem: path for path in sorted(folder.glob("*")) if path.is_dir() or path.suffix == ".json"}
     pages = {f"result-{name}": _result(path, into) for name, path in found.items()}
-    listed = [f"- [{_title(name)}](result-{name}.md): `{_manifest(found[name]).get('command', '')}`" for name in found]
+    listed = [f"- [{_title(name)}](result-{name}.md){_by(path)}" for name, path in found.items()]
     if not listed:
         listed = ["Nothing is kept yet. What was measured before is in the [roadmap](../roadmap.md#measured-earlier)."]
     about = "Each page is made from a folder of `results/`; [how numbers get there](../numbers.md)."
@@ -175,6 +175,11 @@ def results(folder: Path, into: Path) -> dict[str, str]:
     pages["reproduced"] = _reproduced(found)
     pages["results"] = _page("All results", about, "\n".join(listed), tree)
     return pages
+
+
+def _by(path: Path) -> str:
+    command = _manifest(path).get("command")
+    return f": `{command}`" if command else ""
 
 
 def _title(name: str) -> str:
@@ -187,29 +192,53 @@ def _files(path: Path, *endings: str) -> list[Path]:
     return [file for file in files if file.suffix in endings]
 
 
+def _content(file: Path) -> dict[str, Any]:
+    content = json.loads(file.read_text("utf-8"))
+    return content if isinstance(content, dict) else {"rows": content}
+
+
 def _manifest(path: Path) -> dict[str, Any]:
-    """The facts about a result: a file of their own, or part of one."""
+    """The facts about a result: a file of their own, or what some of its files say of themselves."""
+    facts: dict[str, Any] = {}
     for file in _files(path, ".json"):
-        content = json.loads(file.read_text("utf-8"))
+        content = _content(file)
         if file.name in ("run.json", "manifest.json"):
-            return dict(content)
-        if isinstance(content, dict) and "manifest" in content:
-            return dict(content["manifest"])
-    return {}
+            facts = content
+            break
+        facts |= content.get("manifest") or {name: content[name] for name in content if _records(content[name]) is None}
+    command = facts.get("command", "")
+    return {**facts, "command": " ".join(command)} if isinstance(command, list) else facts
 
 
-def _rows(path: Path) -> list[str]:
-    """Tables of the records in JSON files, where nobody wrote a table: their numbers, names and counts."""
+def _records(value: Any) -> list[dict[str, Any]] | None:
+    """A list of records as it is, or records by name; None for anything else."""
+    if isinstance(value, dict) and value and all(isinstance(one, dict) for one in value.values()):
+        value = [{"": name, **one} for name, one in value.items()]
+    if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
+        return value
+    return None
+
+
+def _tables(path: Path) -> list[str]:
+    """Tables of the records in a result's files, where nobody wrote a table."""
     tables = []
     for file in _files(path, ".json"):
-        content = json.loads(file.read_text("utf-8"))
-        rows = content.get("rows") if isinstance(content, dict) else content
-        if isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows):
-            names = [name for name, value in rows[0].items() if not isinstance(value, (list, dict))]
-            lines = [" | ".join(_cell(_number(row.get(name))) for name in names) for row in rows]
-            head = [" | ".join(map(_title, names)), " | ".join("---" for _ in names)]
-            tables.append("\n".join(f"| {line} |" for line in [*head, *lines]))
+        content = {} if file.name in ("run.json", "manifest.json") else _content(file)
+        tables += [_table(found) for name in content if name != "manifest" and (found := _records(content[name]))]
+    for file in _files(path, ".csv"):
+        with file.open(encoding="utf-8", newline="") as lines:
+            records = list(csv.DictReader(lines))
+        tables += [_table(records)] if 0 < len(records) <= LONGEST else []
     return tables
+
+
+LONGEST = 150  # records of a table on a page; longer ones are there to download
+
+
+def _table(records: list[dict[str, Any]]) -> str:
+    names = [name for name, value in records[0].items() if not isinstance(value, (list, dict))]
+    rows = [[_cell(_number(record.get(name))) for name in names] for record in records]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [[*map(_title, names)], ["---"] * len(names), *rows])
 
 
 def _number(value: Any) -> str:
@@ -219,12 +248,12 @@ def _number(value: Any) -> str:
 def _result(path: Path, into: Path) -> str:
     manifest = _manifest(path)
     parts = []
-    if "command" in manifest:
+    if manifest.get("command"):
         parts.append(f"```text\n{manifest['command']}\n```")
     facts = [f"- {name}: {_words(value)}" for name, value in manifest.items() if value and name not in UNSHOWN]
     parts.append("\n".join(facts))
     written = [file.read_text("utf-8").strip() for file in _files(path, ".md")]
-    parts += written or _rows(path)
+    parts += written or _tables(path)
     for file in _files(path, ".svg", ".csv"):
         kept = into / "parts" / path.stem / file.name
         kept.parent.mkdir(parents=True, exist_ok=True)

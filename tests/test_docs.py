@@ -80,8 +80,11 @@ def test_results_become_pages(tmp_path):
     (tmp_path / "results" / "bare").mkdir()
     loose = {"manifest": {"command": "python -m x"}, "rows": [{"name": "a", "error": 1 / 3, "list": [1]}]}
     (tmp_path / "results" / "loose.json").write_text(json.dumps(loose))
+    (tmp_path / "results" / "named.json").write_text(json.dumps({"workers": 4, "errors": {"exact": {"fog": 2.5}}}))
     pages = generate.results(tmp_path / "results", into)
-    assert {"result-cifar10-c", "result-bare", "result-loose", "results", "reproduced"} == set(pages)
+    names = {"cifar10-c", "bare", "loose", "named"}
+    assert {f"result-{name}" for name in names} | {"results", "reproduced"} == set(pages)
+    assert "- workers: 4\n\n|  | fog |\n| --- | --- |\n| exact | 2.5 |" in pages["result-named"]
     assert "| name | error |\n| --- | --- |\n| a | 0.3333 |" in pages["result-loose"]
     for part in ("eata bench cifar10-c", "| 1 |", "versions: eata 0.1.0", "parts/cifar10-c/errors.svg", "table.csv"):
         assert part in pages["result-cifar10-c"]
@@ -98,7 +101,8 @@ def test_without_results_the_pages_say_so(tmp_path):
 
 def test_the_figure_shows_what_the_table_says(tmp_path):
     (tmp_path / "table.csv").write_text(CSV)
-    bars = figure.means(tmp_path / "table.csv")
+    severity, bars = figure.means(tmp_path / "table.csv")
+    assert severity == 5
     assert bars == [("Source", 49.7, 0.0), ("EATA", 23.9, 7618.0)]
     picture = ET.fromstring(figure.svg("Mean error", bars))
     widths = [float(bar.attrib["width"]) for bar in picture.iter() if bar.attrib.get("class") in ("bar", "best")]
