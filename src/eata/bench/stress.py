@@ -91,7 +91,7 @@ def run(streams: Sequence[str], methods: Sequence[str], source: hard.Source, fol
                 raise unknown(kind, name, known)
     net = models.load(NETS[source.data]).eval()
     omega = _fisher(net, source.data)
-    rows = read(folder)
+    rows, made = read(folder), manifest(source)  # now: the code on disk may change while it runs
     done = {_key(row) for row in rows}
     for stream in streams:
         settings = preset(source.data)
@@ -101,7 +101,7 @@ def run(streams: Sequence[str], methods: Sequence[str], source: hard.Source, fol
             if _key(row) not in done:
                 row |= measure(METHODS[method](copy.deepcopy(net), omega, settings), stream, source)
                 rows.append(row)
-                _write(folder / "stress.json", json.dumps({"manifest": manifest(source), "rows": rows}, indent=1))
+                _write(folder / "stress.json", json.dumps({"manifest": made, "rows": rows}, indent=1))
                 yield row
 
 
