@@ -16,6 +16,7 @@ def of_source(layers: list[Layer]) -> Kept:
     """Where slow statistics start: a copy of the source's.
 
     >>> from torch import nn
+    >>> from eata import norm
     >>> of_source(norm.batch_norm_layers(nn.BatchNorm1d(1)))
     [[tensor([0.]), tensor([1.])]]
     """

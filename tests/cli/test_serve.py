@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-import eata
-
 SERVE = ("serve", "own:net")
 
 
@@ -30,10 +28,12 @@ def test_one_sentence_and_nothing_started(place, eata_says, arguments, said):
     assert "Traceback" not in text
 
 
-@pytest.mark.skipif(hasattr(eata, "Guard"), reason="there is a guard to use")
-def test_a_guard_that_is_not_there_is_said(place, eata_says):
-    code, text = eata_says(*SERVE, "--method", "eta", "--guard")
-    assert (code, "newer eata" in text) == (2, True)
+def test_a_guard_is_built_around_the_window(place):
+    from eata.serve.recipe import Recipe
+
+    recipe = Recipe("own:net", method="eta", preset="cifar10", guard=True)
+    model = recipe.adapter(recipe.net())
+    assert [type(model).__name__, type(model.model).__name__] == ["Guard", "Window"]
 
 
 def test_eata_is_built_from_a_folder_of_clean_images(place):

@@ -63,12 +63,7 @@ class Recipe:
         if "fisher" in takes:
             arguments["fisher"] = self._fisher(net, config, arguments["per"])
         model = self._windowed(kind(net, **arguments))
-        if not self.guard:
-            return model
-        if not hasattr(eata, "Guard"):
-            raise EataError("--guard needs a newer eata, which has eata.Guard; leave it out for now.")
-        guarded: Adapter = eata.Guard(model)
-        return guarded
+        return eata.Guard(model) if self.guard else model
 
     def reader(self, net: nn.Module) -> Adapter:
         """For a replica: takes no steps, and has the statistics of its own traffic where the method uses them."""
