@@ -195,7 +195,8 @@ def _instead_of_forward(layers: Sequence[Layer], mode: Normalizing) -> Iterator[
 
 
 def _is_picture(x: Tensor) -> bool:
-    return x.dim() == 4 and x.device.type == "cpu" and x.is_floating_point()
+    """Whether a layout pays: not for one image, whose moments (`eata.Window`) are taken plane by plane."""
+    return x.dim() == 4 and x.shape[0] > 1 and x.device.type == "cpu" and x.is_floating_point()
 
 
 def _pixel_by_pixel(x: Tensor) -> Tensor:
