@@ -19,8 +19,8 @@ from eata.inputs import Inputs, finite_rows
 from eata.norm import Statistics
 from eata.wrapper import Wrapper
 
-# Chosen on training images (docs/safe.md); of accuracy. The more blocks were seen, the nearer to its limit a cost may
-# come before it counts as above or below.
+# Of accuracy. Set on training images, but three test streams had been seen before EARN was added (docs/safe.md).
+# The more blocks were seen, the nearer to its limit a cost may come before it counts as above or below.
 EARN = 0.01  # the source answers until the adapted model costs less,
 EARN_DOUBT = 0.04  # give or take this by the number of blocks
 LOSE = 0.04  # and again when it costs more,
