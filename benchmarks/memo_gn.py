@@ -1,12 +1,15 @@
 """A published row beside ours: the GroupNorm net of MEMO, CIFAR-10-C, one corruption after another, sorted by class.
 
     EATA_MEMO_GN=PATH python -m benchmarks.memo_gn --limit 2000 --out results/memo-gn-2000
-    EATA_MEMO_GN=PATH python -m benchmarks.memo_gn --methods lame,roid --out results/memo-gn     # 10,000, as published
+    EATA_MEMO_GN=PATH python -m benchmarks.memo_gn --seeds 2020-2022 --out results/memo-gn       # 10,000, as published
+    EATA_MEMO_GN=PATH python -m benchmarks.memo_gn --methods cotta --corruptions 3 --out results/memo-gn
 
 The settings are those of the published numbers (mariodoebler/test-time-adaptation): severity 5, batches of 200, Adam
 0.001 for all that learn; EATA with beta 1, epsilon 0.4 and omega per batch; LAME with the rbf affinity, the default of
-that program. SAR adapts all layers: the names that its program leaves alone (layer4) do not occur in this net. What is
-done is kept: the same command goes on after the last corruption that was finished.
+that program. SAR adapts all layers: the names that its program leaves alone (layer4) do not occur in this net. A seed
+is another order of the images within their class, under every corruption, and other random numbers of the method; the
+corruptions come as they are published, and the Fisher information is of the same images. What is done is kept: the same
+command goes on after the last corruption that was finished, and another one adds its methods and seeds to the folder.
 
 The weights are not part of this project (zhangmarvin/memo, MIT licence): ``EATA_MEMO_GN`` names the checkpoint, whose
 ``net`` holds them. ``eata bench ... --model benchmarks.memo_gn:net`` adapts the same net.
@@ -17,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -27,9 +31,10 @@ import torch
 from numpy.typing import NDArray
 
 import eata
-from eata import origin, state
+from eata import methods, origin, state
 from eata.bench import streams
 from eata.bench.store import hardware
+from eata.cli.bench import numbers
 from eata.errors import EataError
 from eata.files import replacing
 from eata.models import ResNet26
@@ -39,7 +44,7 @@ VARIABLE = "EATA_MEMO_GN"
 PUBLISHED = {
     "source": 32.7, "tent": 87.6, "eata": 40.8, "sar": 37.1, "cotta": 44.5, "rotta": 33.7, "lame": 11.3, "roid": 15.9,
 }  # fmt: skip
-BATCH, SEED, HALVES = 200, 2020, (0.5, 0.5, 0.5)
+BATCH, FISHER_SEED, HALVES = 200, 2020, (0.5, 0.5, 0.5)
 ADAM = {"lr": 0.001, "optimizer": "adam"}
 
 
@@ -57,15 +62,17 @@ def net() -> ResNet26:
     return ours.eval()
 
 
-def build(method: str) -> eata.Adapter:
+def build(method: str, seed: int) -> eata.Adapter:
     """The method with the published settings."""
     if method == "eata":
-        clean = next(eata.data.load("cifar10").batches(2000, seed=SEED, mean=HALVES, std=HALVES))[0]
+        clean = next(eata.data.load("cifar10").batches(2000, seed=FISHER_SEED, mean=HALVES, std=HALVES))[0]
         fisher = eata.fisher(net(), clean, per="batch")
         return eata.EATA(net(), fisher, beta=1.0, epsilon=0.4, **ADAM)  # type: ignore[arg-type]
+    kind = eata.method(method)
     own: dict[str, Any] = {"sar": {"exclude": ()}, "lame": {"affinity": "rbf"}}.get(method, {})
     learns = {} if method in ("source", "lame") else ADAM
-    return eata.method(method)(net(), **learns, **own)
+    draws = {"seed": seed} if "seed" in methods.takes(kind) else {}
+    return kind(net(), **learns, **own, **draws)
 
 
 def balanced(stream: eata.data.Stream, limit: int | None) -> NDArray[np.int64]:
@@ -74,7 +81,7 @@ def balanced(stream: eata.data.Stream, limit: int | None) -> NDArray[np.int64]:
     return np.concatenate(first)
 
 
-def run(method: str, part: streams.Part, limit: int | None, model: eata.Adapter) -> dict[str, Any]:
+def one(part: streams.Part, limit: int | None, model: eata.Adapter) -> dict[str, Any]:
     """One corruption: images, wrong answers, seconds."""
     ((corruption, severity),) = part.shifts
     stream = eata.data.load("cifar10", corruption=corruption, severity=severity)
@@ -89,66 +96,109 @@ def run(method: str, part: streams.Part, limit: int | None, model: eata.Adapter)
     return {"corruption": corruption, "images": len(labels), "wrong": wrong, "seconds": seconds}
 
 
+def run(method: str, seed: int, corruptions: int, limit: int | None, out: Path) -> None:
+    """One method over the stream of one seed, from where it stands."""
+    file, states = out / f"{method}-{seed}.json", out / "partial"
+    done = json.loads(file.read_text())["parts"] if file.exists() else []
+    stream = streams.parts(streams.parse("correlated"), eata.data.CORRUPTIONS, 5, seed)[:corruptions]
+    if len(done) >= len(stream):
+        return
+    model = build(method, seed)
+    # by the number of corruptions: the state and the list of results always belong together
+    kept = [states / f"{method}-{seed}-{number}.safetensors" for number in range(len(eata.data.CORRUPTIONS) + 1)]
+    if done:
+        model.load(kept[len(done)])
+    for part in stream[len(done) :]:
+        done.append(one(part, limit, model))
+        model.save(kept[len(done)])
+        about = {"method": method, "seed": seed, "commit": origin.commit(), "settings": model.settings}
+        keep(file, {**about, "error": round(mean_error(done), 2), "parts": done})
+        kept[len(done) - 1].unlink(missing_ok=True)
+        print(f"{method}, seed {seed}, {len(done)} corruptions: {mean_error(done):.1f} % so far", flush=True)
+
+
+def mean_error(parts: list[dict[str, Any]]) -> float:
+    """Of corruptions with as many images each, in %."""
+    return 100 * sum(part["wrong"] for part in parts) / sum(part["images"] for part in parts)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", default="source,lame,roid,sar,tent,eata,rotta")
+    parser.add_argument("--seeds", default="2020", help="such as 2020,2021 or 2020-2022")
     parser.add_argument("--limit", type=int, help="images a corruption, as many of each class (default: all 10,000)")
     parser.add_argument("--corruptions", type=int, default=15, help="only the first so many")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     out: Path = arguments.out
-    recipe = streams.parse("correlated")
-    stream = streams.parts(recipe, eata.data.CORRUPTIONS, 5, SEED)[: arguments.corruptions]
-    if not (out / "manifest.json").exists():
-        keep(out / "manifest.json", manifest(arguments.limit, recipe.name))
-    for method in arguments.methods.split(","):
-        file, kept = out / f"{method}.json", out / "partial" / f"{method}.safetensors"
-        done = json.loads(file.read_text())["parts"] if file.exists() else []
-        model = build(method)
-        if done and len(done) < len(stream):
-            model.load(kept)
-        for part in stream[len(done) :]:
-            done.append(run(method, part, arguments.limit, model))
-            error = 100 * sum(d["wrong"] for d in done) / sum(d["images"] for d in done)
-            model.save(kept)
-            keep(file, {"method": method, "settings": model.settings, "error": round(error, 2), "parts": done})
-            print(f"{method}, {len(done)} of {len(stream)}: {error:.1f} % so far", flush=True)
-        kept.unlink(missing_ok=True)
-    table(out, len(stream))
+    write_manifest(out / "manifest.json", arguments.limit)
+    for seed in numbers(arguments.seeds):
+        for method in arguments.methods.split(","):
+            run(method, seed, arguments.corruptions, arguments.limit, out)
+            table(out)
+    print((out / "table.md").read_text())
 
 
-def manifest(limit: int | None, stream: str) -> dict[str, Any]:
-    """What the numbers depend on."""
-    return {
-        "command": " ".join(["python -m benchmarks.memo_gn", *sys.argv[1:]]),
-        "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),
-        "commit": origin.commit(),
+def write_manifest(path: Path, limit: int | None) -> None:
+    """What the numbers depend on, and the commands that made them."""
+    command = " ".join([f"{VARIABLE}=PATH python -m benchmarks.memo_gn", *sys.argv[1:]])
+    known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    images = known.get("images a corruption", limit or 10_000)
+    if images != (limit or 10_000):
+        raise EataError(f"{path.parent} holds results of {images} images a corruption; choose another --out.")
+    commands = known.get("commands", [])
+    about = {
+        "commands": commands if command in commands else [*commands, command],
+        "started": known.get("started", time.strftime("%Y-%m-%d %H:%M:%S %z")),
+        "commit": known.get("commit", origin.commit()),
         "versions": {"eata": eata.__version__, "torch": torch.__version__},
         "hardware": hardware(torch.device("cpu")),
         "weights": state.digest(net().state_dict().items()),
         "data": "CIFAR-10, corrupted here; severity 5",
-        "images a corruption": limit or 10_000,
-        "stream": f"{stream}, never reset, as many of each class",
+        "images a corruption": images,
+        "stream": "correlated, never reset, as many of each class",
         "batch": BATCH,
-        "seed": SEED,
         "normalization": {"mean": HALVES, "std": HALVES},
         "metric": "error in %, mean over the corruptions",
     }
+    keep(path, about)
 
 
-def table(out: Path, corruptions: int) -> None:
-    """What is finished, beside what was published."""
-    found = [
-        json.loads((out / f"{method}.json").read_text()) for method in PUBLISHED if (out / f"{method}.json").exists()
-    ]
-    lines = ["| method | error | published (10,000 images, five seeds) |", "|---|---:|---:|"]
-    for result in found:
-        if len(result["parts"]) == corruptions:
-            lines.append(f"| {result['method']} | {result['error']:.1f} | {PUBLISHED[result['method']]} |")
-    with replacing(out / "table.md") as temporary:
-        temporary.write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+def table(out: Path) -> None:
+    """What is there, beside what was published: mean and standard deviation over the seeds, as text and as CSV."""
+    rows = [row for method in PUBLISHED if (row := summary(out, method))]
+    names = ["method", "corruptions", "seeds", "error", "deviation", "first 3", "published"]
+    texts = {
+        "table.csv": "\n".join(",".join(row) for row in [names, *rows]),
+        "table.md": "\n".join(
+            [
+                "| method | corruptions | seeds | error | of the first 3 | published (15 of 10,000 images, 5 seeds) |",
+                "|---|---:|---:|---:|---:|---:|",
+                *(
+                    f"| {m} | {c} | {n} | {e}{f' ± {d}' if d else ''} | {first} | {p} |"
+                    for m, c, n, e, d, first, p in rows
+                ),
+            ]
+        ),
+    }
+    for name, text in texts.items():
+        with replacing(out / name) as temporary:
+            temporary.write_text(text + "\n")
+
+
+def summary(out: Path, method: str) -> list[str]:
+    """A line of the table, of the seeds that got as far as the one that got farthest; empty if there is none."""
+    found = [json.loads(file.read_text())["parts"] for file in sorted(out.glob(f"{method}-[0-9]*.json"))]
+    if not found:
+        return []
+    length = max(map(len, found))
+    found = [parts for parts in found if len(parts) == length]
+    errors = [mean_error(parts) for parts in found]
+    deviation = f"{statistics.stdev(errors):.2f}" if len(errors) > 1 else ""
+    first = f"{statistics.fmean(mean_error(parts[:3]) for parts in found):.2f}" if length >= 3 else ""
+    mean = f"{statistics.fmean(errors):.2f}"
+    return [method, str(length), str(len(errors)), mean, deviation, first, str(PUBLISHED[method])]
 
 
 def keep(path: Path, value: Any) -> None:
