@@ -147,9 +147,9 @@ def write_manifest(path: Path, limit: int | None) -> None:
     images = known.get("images a corruption", limit or 10_000)
     if images != (limit or 10_000):
         raise EataError(f"{path.parent} holds results of {images} images a corruption; choose another --out.")
-    commands = known.get("commands", [])
+    commands = dict.fromkeys([*known.get("command", command).split(" && "), command])
     about = {
-        "commands": commands if command in commands else [*commands, command],
+        "command": " && ".join(commands),
         "started": known.get("started", time.strftime("%Y-%m-%d %H:%M:%S %z")),
         "commit": known.get("commit", origin.commit()),
         "versions": {"eata": eata.__version__, "torch": torch.__version__},

@@ -11,7 +11,7 @@ import sys
 from html import escape
 from pathlib import Path
 
-from eata.bench.tables import NAMES
+from eata.bench.lines import NAMES
 
 ROOT = Path(__file__).parents[1]
 WAITING = "<!-- figure -->"

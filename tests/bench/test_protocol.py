@@ -36,7 +36,8 @@ def test_cells_of_one_stream_stand_together() -> None:
 
 def test_forgetting_measures_the_clean_set_after_each_corruption() -> None:
     cells = plan(Request("forgetting", **DIGITS), 900)
-    (tent,) = [cell for cell in cells if cell.row == "tent-lifelong"]
+    new, tent = [cell for cell in cells if cell.row == "tent-lifelong"]
+    assert new.stages == (Stage(None, 5, "clean"),)
     assert [stage.role for stage in tent.stages] == ["shift", "clean"] * 15
     demo = plan(Request("demo", **DIGITS), 900)
     assert [len(cell.stages) for cell in demo if cell.row == "bn"] == [1] * 14 + [2]

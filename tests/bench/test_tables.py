@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
+from eata.bench.lines import name_of
 from eata.bench.protocol import Request, Result, plan
-from eata.bench.tables import Table, latex, markdown, name_of, tabulate, to_csv
+from eata.bench.tables import Table, latex, markdown, tabulate, to_csv
 
 Make = Callable[..., Result]
 MakeTable = Callable[[Request, dict[str, int]], Table]
@@ -58,6 +59,22 @@ def test_deviation_over_the_orders(result: Make) -> None:
     (line,) = found.lines
     assert line.values["shot_noise"] == statistics.fmean(range(60, 70))
     assert line.deviations["shot_noise"] == pytest.approx(statistics.stdev(range(60, 70)))
+
+
+def test_spread_of_the_mean_and_of_the_clean_set_over_the_orders(result: Make) -> None:
+    request = Request("forgetting", "digits", models=("m",), methods=("eata-budget-lifelong",), seeds=(1, 2, 3))
+    cells = plan(request, 900)
+    results = {cell.id: result(cell, 60 + cell.seed, clean=80 + 2 * cell.seed) for cell in cells}
+    found = tabulate(request, cells, results)
+    (line,) = found.lines
+    assert (line.mean, line.clean, line.clean_before) == (62, 84, 84)
+    assert line.clean_by["fog"] == 84
+    assert line.deviations["mean"] == pytest.approx(1)
+    assert line.deviations["clean"] == pytest.approx(2)
+    assert "| 62.0 ± 1.0 | 84.0 | 84.0 ± 2.0 |" in markdown(found)
+    records = {record["column"]: record for record in csv.DictReader(io.StringIO(to_csv(found)))}
+    assert (float(records["mean"]["measured"]), float(records["mean"]["deviation"])) == (62, pytest.approx(1))
+    assert float(records["clean after fog"]["measured"]) == 84
 
 
 def test_an_entropy_curve_counts_the_backwards_of_its_preparation(result: Make) -> None:

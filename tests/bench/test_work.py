@@ -60,6 +60,14 @@ def test_eata_gets_the_fisher_of_clean_images_once(worker: Worker) -> None:
     assert path.stat().st_mtime_ns == written
 
 
+def test_a_budget_takes_the_place_of_the_presets_beta(worker: Worker) -> None:
+    held = replace(cell("eata"), settings={"budget": 0.02})
+    model = worker.adapter(held)
+    assert (model.beta, model.budget, model.fisher_per) == (None, 0.02, "sample")
+    good(worker.run(held))
+    assert worker.adapter(cell("eata")).fisher_per == "batch"
+
+
 def test_every_cell_starts_afresh(worker: Worker) -> None:
     assert good(worker.run(cell("eta"))) == good(worker.run(cell("eta")))
 

@@ -23,7 +23,8 @@ class Variant:
         column: where its result goes; None puts each corruption into a column of its own.
         settings: arguments that differ from the preset's, and of the protocol: ``batch``, ``limit``, ``window``,
             ``fisher_samples``, ``lr_scale``, ``answers`` (write down what was predicted), ``stream`` (one of
-            ``eata.bench.streams``), and ``keep`` with ``fraction`` (adapt on part of the stream only).
+            ``eata.bench.streams``), and ``keep`` with ``fraction`` (adapt on part of the stream only). A ``budget``
+            takes the place of the preset's beta.
         lifelong: one stream through all corruptions, never reset.
         slow: 20 to 64 passes an image; only run when asked for.
         net: which of the data's networks: ``"bn"``, or ``"gn"`` (GroupNorm, with TTT's rotation head).
@@ -53,8 +54,9 @@ class Experiment:
         severities: 1 to 5.
         seeds: of the order.
         clean: when the clean set is measured (while adapting goes on): ``"never"``; at the ``"end"`` of each stream;
-            after ``"each"`` corruption, in lifelong streams too; to save time, after the ``"last"`` corruption only; or
-            ``"around"`` a lifelong stream: by a new model of its own, and at the end (elsewhere, after the last).
+            after ``"each"`` corruption, in lifelong streams too, and by a new model before these; to save time, after
+            the ``"last"`` corruption only; or ``"around"`` a lifelong stream: by a new model of its own, and at the end
+            (elsewhere, after the last).
         plots: which of ``eata.bench.plots``.
         needs_data: the data it is about, where that has to be asked for.
         memory: measure the memory of a step too.
@@ -104,6 +106,13 @@ FIELD = (
     Variant("rotta", "rotta"),
 )
 STREAMS = ("reset", "continual", "gradual", "mixed", "correlated", "correlated:0.1", "recurring:5")
+# How far a model may go from its source: not held, by the paper's term, by a budget in its place.
+HELD: tuple[tuple[str, str, dict[str, Setting]], ...] = (
+    ("tent", "tent", {}),
+    ("eta", "eta", {}),
+    ("eata", "eata", {}),
+    ("eata-budget", "eata", {"budget": 0.02}),
+)
 PERCENT = (10, 20, 30, 40, 50, 60, 70, 80, 90, 100)
 SIZES = (256, 512, 1024, 2048, 4096, 10000)
 
@@ -193,8 +202,12 @@ _ALL = (
         "forgetting",
         ("fig:imageC-forgetting-level-5", "fig:imageC-forgetting-levels", "fig:imageC-forgetting-levels-each-reset"),
         "Forgetting: corruption and clean accuracy after each corruption",
-        "Tent and EATA, reset and lifelong; the clean set is measured after each corruption.",
-        (Variant("tent", "tent"), Variant("eata", "eata"), *(v for v in GRADIENT_LIFELONG if v.method != "eta")),
+        "Tent, ETA, EATA and EATA with a budget, reset and lifelong; the clean set after each corruption.",
+        tuple(
+            Variant(f"{row}-lifelong" if lifelong else row, method, settings=settings, lifelong=lifelong)
+            for lifelong in (False, True)
+            for row, method, settings in HELD
+        ),
         "accuracy",
         clean="each",
         plots=("forgetting",),

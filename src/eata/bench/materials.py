@@ -24,7 +24,7 @@ from eata.bench.protocol import Request, digest, slug
 from eata.data import CORRUPTIONS, Stream
 from eata.data.kept import KeptStream, keep
 from eata.errors import EataError
-from eata.importance import BATCH, Fisher
+from eata.importance import BATCH, Fisher, Per
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 
@@ -72,9 +72,7 @@ class Materials:
             return self.request.traits.preset
         return methods.preset_for(self.config(name)["num_classes"])
 
-    def _fisher(self, name: str, samples: int) -> Fisher:
-        per = eata.preset(self.preset(name))["per"]
-
+    def _fisher(self, name: str, samples: int, per: Per) -> Fisher:
         def make() -> Fisher:
             batches = self.batches(self.clean(name, None), name, BATCH, 2020)
             images = (x.to(self.device) for x, _ in islice(batches, -(-samples // BATCH)))

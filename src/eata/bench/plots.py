@@ -10,7 +10,8 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from eata.bench.tables import Line, Table, column_name
+from eata.bench.lines import Line
+from eata.bench.tables import Table, column_name
 
 # Okabe and Ito's colours, safe for the colour-blind, from dark to light enough in grey print
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#7F7F7F")

@@ -10,8 +10,9 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from eata.bench.experiments import Experiment
+from eata.bench.lines import name_of
 from eata.bench.protocol import Cell, Request, Result
-from eata.bench.tables import Table, column_name, mean_of, name_of, tabulate
+from eata.bench.tables import Table, column_name, mean_of, tabulate
 
 
 class Display:

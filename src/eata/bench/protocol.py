@@ -286,11 +286,12 @@ def _cells(experiment: Experiment, request: Request, variant: Variant, severity:
         return _streamed(cell, experiment)
     if "keep" in settings:
         return [replace(cell, stages=(replace(s, role="prepare"), replace(s, frozen=True))) for s in shifts]
-    if variant.lifelong and experiment.clean == "each":
-        return [replace(cell, stages=tuple(stage for shift in shifts for stage in (shift, *clean)))]
     if variant.lifelong:
-        before = [replace(cell, stages=clean)] if clean and experiment.clean == "around" else []
-        return [*before, replace(cell, stages=(*shifts, *clean))]
+        before = [replace(cell, stages=clean)] if clean and experiment.clean in ("around", "each") else []
+        whole = (*shifts, *clean)
+        if experiment.clean == "each":
+            whole = tuple(stage for shift in shifts for stage in (shift, *clean))
+        return [*before, replace(cell, stages=whole)]
     then = {"never": [], "last": shifts[-1:], "around": shifts[-1:]}.get(experiment.clean, shifts)
     return [replace(cell, stages=(shift, *(clean if shift in then else ()))) for shift in shifts]
 

@@ -14,9 +14,10 @@ from torch import Tensor
 
 import eata
 from eata.bench import plots, story, tables
+from eata.bench.lines import Line
 from eata.bench.protocol import Request
 from eata.bench.store import Run
-from eata.bench.tables import Line, Table, load
+from eata.bench.tables import Table, load
 from eata.errors import EataError
 from eata.files import replacing
 

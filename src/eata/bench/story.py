@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import eata
+from eata.bench.lines import Line
 from eata.bench.protocol import Cell
 from eata.bench.store import Run
-from eata.bench.tables import Line, Table
+from eata.bench.tables import Table
 from eata.errors import EataError
 
 ADAPTED = ("eata", "eta", "tent", "bn")  # the first of these that was run is the one the story is about

@@ -4,37 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from eata.bench import published
-from eata.bench.experiments import NATURAL, Experiment, find
+from eata.bench.experiments import Experiment, find
+from eata.bench.lines import Line, line_of
 from eata.bench.protocol import Cell, Request, Result
 from eata.bench.store import Run
 
-NAMES = {
-    "source": "Source",
-    "bn": "BN",
-    "tent": "Tent",
-    "eta": "ETA",
-    "eata": "EATA",
-    "augment": "TTA",
-    "memo": "MEMO",
-    "ttt": "TTT",
-    "rdumb": "RDumb",
-    "sar": "SAR",
-    "deyo": "DeYO",
-    "roid": "ROID",
-    "lame": "LAME",
-    "cotta": "CoTTA",
-    "rotta": "RoTTA",
-    "source-gn-jt": "Source (GN, joint)",
-    "s=1": "S = 1",
-    "s=ent": "S_ent",
-    "s=ent*div": "S",
-}
-POINTS = 30  # of a course
 COSTS = ("forwards", "backwards", "seconds", "memory")
 SHORT = {
     "gaussian_noise": "Gauss.",
@@ -53,51 +31,6 @@ SHORT = {
     "pixelate": "Pixel",
     "jpeg_compression": "JPEG",
 }
-
-
-@dataclass
-class Line:
-    """One row of a table: a method at one severity (None: the mean over all that were run).
-
-    Attributes:
-        row: name in the experiment.
-        severity: 1 to 5 or None.
-        values: error or accuracy in % by column, mean over the seeds.
-        deviations: standard deviation over the seeds by column, where there are several.
-        course: for each column that is a stream, (images so far, error in % of the last of them) along it.
-        clean: error or accuracy on the clean set after adaptation, in %.
-        clean_before: that of a new model, which has seen nothing else.
-        forwards: samples a stream.
-        backwards: samples a stream.
-        seconds: a stream, in the model only.
-        memory: bytes of a step at its peak.
-        complete: whether all of the row's cells have their result: a mean of some says little beside a mean of all.
-    """
-
-    row: str
-    severity: int | None
-    values: dict[str, float] = field(default_factory=dict)
-    deviations: dict[str, float] = field(default_factory=dict)
-    backwards_by: dict[str, float] = field(default_factory=dict)
-    clean_by: dict[str, float] = field(default_factory=dict)
-    course: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
-    clean: float | None = None
-    clean_before: float | None = None
-    forwards: float = 0
-    backwards: float = 0
-    seconds: float = 0
-    memory: int | None = None
-    complete: bool = True
-
-    @property
-    def name(self) -> str:
-        """For people."""
-        return name_of(self.row)
-
-    @property
-    def mean(self) -> float:
-        """Over the columns that are there."""
-        return statistics.fmean(self.values.values())
 
 
 @dataclass
@@ -186,18 +119,6 @@ class Table:
         return line.values.get(column)
 
 
-def name_of(row: str) -> str:
-    """A row's name for people.
-
-    >>> name_of("eata-lifelong"), name_of("tent-window-32"), name_of("lowest entropy")
-    ('EATA (lifelong)', 'Tent (window 32)', 'lowest entropy')
-    """
-    if row in NAMES:
-        return NAMES[row]
-    method, _, rest = row.partition("-" if "-" in row else " ")
-    return f"{NAMES[method]} ({rest.strip('()').replace('-', ' ')})" if method in NAMES else row
-
-
 def column_name(column: str) -> str:
     """A column's name for people."""
     return SHORT.get(column, column)
@@ -228,77 +149,13 @@ def tabulate(request: Request, cells: Sequence[Cell], results: Mapping[str, Resu
         for row in rows:
             found = [(c, r) for c, r in good if c.row == row and severity in (c.severity, None)]
             wanted = sum(cell.row == row and severity in (cell.severity, None) for cell in cells)
-            lines.append(_line(row, severity, found, experiment))
+            lines.append(line_of(row, severity, found, experiment))
             lines[-1].complete = len(found) == wanted
     lines = [line for line in lines if line.values]
     columns = list(dict.fromkeys(column for line in lines for column in line.values))
     order = list(experiment.corruptions)
     columns.sort(key=lambda column: order.index(column) if column in order else 0)
     return Table(experiment, request.traits.family, columns, lines, failures)
-
-
-def _line(row: str, severity: int | None, results: list[tuple[Cell, Result]], experiment: Experiment) -> Line:
-    line = Line(row, severity)
-    shifts = [(c, s) for c, r in results for s in r["stages"] if s["role"] == "shift"]
-    every = [(c, s) for c, r in results for s in r["stages"]]
-    for column in dict.fromkeys(_column(cell, stage) for cell, stage in shifts):
-        own = [(cell, stage) for cell, stage in shifts if _column(cell, stage) == column]
-        stages = [stage for _, stage in own]
-        by_seed: dict[int, list[float]] = {}
-        for cell, stage in own:
-            if (score := _score(stage, experiment.measure)) is not None:
-                by_seed.setdefault(cell.seed, []).append(score)
-        scores = [statistics.fmean(of_seed) for of_seed in by_seed.values()]
-        if scores:
-            line.values[column] = statistics.fmean(scores)
-            line.course[column] = _course([stage["course"] for stage in stages if "course" in stage])
-            if len(scores) > 1 and severity is not None:
-                line.deviations[column] = statistics.stdev(scores)
-        used = [s["backwards"] for c, s in every if s["role"] != "clean" and _column(c, s) == column]
-        line.backwards_by[column] = sum(used) / len(stages)
-    for cell, result in results:
-        for before, after in zip(result["stages"], result["stages"][1:], strict=False):
-            score = _score(after, experiment.measure)
-            if after["role"] == "clean" and before["role"] == "shift" and score is not None:
-                line.clean_by[_column(cell, before)] = score
-    ends = [stages for _, result in results if (stages := result["stages"])[-1]["role"] == "clean"]
-    line.clean = _clean([stages for stages in ends if len(stages) > 1], experiment.measure)
-    line.clean_before = _clean([stages for stages in ends if len(stages) == 1], experiment.measure)
-    for name in ("forwards", "backwards", "seconds"):
-        total = sum(stage[name] for _, stage in every if stage["role"] != "clean")
-        setattr(line, name, total / max(1, len(shifts)))
-    line.memory = max((stage.get("memory", 0) for _, stage in shifts), default=0) or None
-    return line
-
-
-def _clean(ends: list[list[Result]], measure: str) -> float | None:
-    """Mean score of the last stages."""
-    scores = [score for stages in ends if (score := _score(stages[-1], measure)) is not None]
-    return statistics.fmean(scores) if scores else None
-
-
-def _course(parts: list[list[list[int]]]) -> list[tuple[float, float]]:
-    """The error along a stream, in as many pieces as it has parts, or POINTS."""
-    batches = [batch for part in parts for batch in part]
-    size = max(1, round(len(batches) / max(POINTS, len(parts)))) if batches else 1
-    found, seen = [], 0
-    for start in range(0, len(batches), size):
-        piece = batches[start : start + size]
-        images = sum(number for number, _ in piece)
-        seen += images
-        found.append((float(seen), 100 - 100 * sum(correct for _, correct in piece) / images))
-    return found
-
-
-def _column(cell: Cell, stage: Result) -> str:
-    return cell.column or stage["corruption"] or NATURAL
-
-
-def _score(stage: Result, measure: str) -> float | None:
-    if not stage["known"]:
-        return None
-    accuracy: float = 100 * stage["correct"] / stage["known"]
-    return accuracy if measure == "accuracy" else 100 - accuracy
 
 
 # --- as text ----------------------------------------------------------------------------------------------------------
@@ -308,6 +165,7 @@ def _heads(table: Table) -> list[str]:
     heads = ["Method", *([] if len(table.severities) < 2 else ["Severity"]), *map(column_name, table.columns)]
     heads += ["Mean"] if table.summary == "mean" else []
     heads += ["Published", "Difference"] if table.source and table.summary else []
+    heads += ["New"] if any(line.clean_before is not None for line in table.lines) else []
     heads += ["Clean"] if any(line.clean is not None for line in table.lines) else []
     heads += ["#Forwards", "#Backwards", "Time (s)"]
     return heads + (["Memory (MB)"] if any(line.memory for line in table.lines) else [])
@@ -325,8 +183,10 @@ def _rows(table: Table) -> Iterator[list[str]]:
         if "Published" in heads:
             paper, difference = table.overall(line)
             cells += [_number(paper), "" if difference is None else f"{difference:+.1f}"]
+        if "New" in heads:
+            cells.append(_number(line.clean_before))
         if "Clean" in heads:
-            cells.append(_number(line.clean))
+            cells.append(_number(line.clean, line.deviations.get("clean")))
         cells += [f"{line.forwards:,.0f}", f"{line.backwards:,.0f}", f"{line.seconds:.1f}"]
         if "Memory (MB)" in heads:
             cells.append(_number(None if line.memory is None else line.memory / 1e6))
@@ -339,7 +199,8 @@ def mean_of(line: Line) -> str:
     >>> mean_of(Line("tent", 5, {"fog": 20.0})), mean_of(Line("tent", 5, {"fog": 20.0}, complete=False))
     ('20.0', '(20.0)')
     """
-    return f"{line.mean:.1f}" if line.complete else f"({line.mean:.1f})"
+    text = _number(line.mean, line.deviations.get("mean"))
+    return text if line.complete else f"({text})"
 
 
 def _number(value: float | None, deviation: float | None = None) -> str:
@@ -378,6 +239,9 @@ def to_csv(table: Table) -> str:
         severity = "all" if line.severity is None else line.severity
         values = line.values | ({"clean": line.clean} if line.clean is not None else {})
         values |= {"mean": line.mean} if table.summary and line.complete else {}
+        values |= {"new": line.clean_before} if line.clean_before is not None else {}
+        if len(line.clean_by) > 1:
+            values |= {f"clean after {column}": value for column, value in line.clean_by.items()}
         for column, value in values.items():
             record = [line.row, severity, column, table.experiment.measure, value, line.deviations.get(column)]
             writer.writerow([*record, table.published(line, column), *(getattr(line, cost) for cost in COSTS)])

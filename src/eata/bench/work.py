@@ -29,6 +29,7 @@ from eata.bench.protocol import FISHER_SAMPLES, Cell, Request, Result, Stage
 from eata.data import CORRUPTIONS, Stream
 from eata.errors import EataError
 from eata.files import replacing
+from eata.importance import Per
 
 Advance = Callable[[int], None]
 
@@ -62,14 +63,18 @@ class Worker:
             arguments["episodic"] = bool(arguments["episodic"])
         if "lr_scale" in cell.settings:
             arguments["lr"] *= float(cell.settings["lr_scale"])
+        if "budget" in arguments:  # in place of the term
+            arguments["beta"] = None
         if "fisher" in takes:
-            arguments["fisher"] = self.materials.fisher(cell.model, self._fisher_samples(cell))
+            arguments["fisher"] = self.materials.fisher(cell.model, *self._fisher_kind(cell))
         adapter = method(net, **arguments)
         return eata.Window(adapter, length=int(cell.settings["window"])) if "window" in cell.settings else adapter
 
-    def _fisher_samples(self, cell: Cell) -> int:
+    def _fisher_kind(self, cell: Cell) -> tuple[int, Per]:
+        """Of how many samples, and how they are squared: as the preset's beta wants it; a budget is in nats."""
         wanted = int(cell.settings.get("fisher_samples", FISHER_SAMPLES))
-        return min(wanted, len(self.materials.clean(cell.model, None)))
+        per: Per = "sample" if "budget" in cell.settings else eata.preset(self.materials.preset(cell.model))["per"]
+        return min(wanted, len(self.materials.clean(cell.model, None))), per
 
     def run(self, cell: Cell, advance: Advance = lambda images: None) -> Result:
         """The cell's result; what goes wrong inside is recorded in it.
@@ -92,11 +97,11 @@ class Worker:
 
     def prepare(self, cells: list[Cell]) -> None:
         """Make the Fisher information that these cells need, each once."""
-        needed = {(cell.model, self._fisher_samples(cell)) for cell in cells if needs_fisher(cell)}
+        needed = {(cell.model, *self._fisher_kind(cell)) for cell in cells if needs_fisher(cell)}
         with _threads(self.request.threads):
-            for model, samples in sorted(needed):
+            for model, samples, per in sorted(needed):
                 with contextlib.suppress(EataError):  # the cells will say what is wrong
-                    self.materials.fisher(model, samples)
+                    self.materials.fisher(model, samples, per)
 
     def _stages(self, cell: Cell, adapter: Any, advance: Advance) -> list[Result]:
         kept = Progress(self.folder / "partial" / cell.id)
