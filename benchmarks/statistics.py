@@ -2,13 +2,14 @@
 
     python -m benchmarks.statistics                                       # reset before each corruption, 1,000 images
     python -m benchmarks.statistics --images 10000 --seeds 2020-2022
-    python -m benchmarks.statistics --protocol lifelong --images 2000     # never reset; clean images come last
-    python -m benchmarks.statistics --protocol streams --methods bn       # sorted by class, Dirichlet, one class
+    python -m benchmarks.statistics --protocol lifelong --images 2000 --methods eata budget   # never reset; clean last
+    python -m benchmarks.statistics --protocol streams --methods source bn --priors auto      # sorted, Dirichlet, ...
     python -m benchmarks.statistics --protocol photographs --data PATH    # ResNet-50; see benchmarks.imagenet_resnet50
 
-A fixed prior counts samples: 64 is half source, half batch with batches of 64. Each line of
-``results/statistics/PROTOCOL.csv`` is one set of one stream; a run goes on where the last one stopped, and
-``PROTOCOL.json`` says what made it. A table of means comes at the end.
+A fixed prior counts samples: 64 is half source, half batch with batches of 64. The learning rate of the preset, which
+is for batches of 64, goes with the size of the batch. ``budget`` is EATA with a budget of 0.02 nats in place of beta.
+Each line of ``results/statistics/PROTOCOL.csv`` is one set of one stream; a run goes on where the last one stopped, and
+``PROTOCOL.json`` says what made it. `benchmarks.statistics_table` makes tables of it.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -31,12 +32,15 @@ from torch import Tensor, nn
 import eata
 from benchmarks.accuracy import HALVES
 from benchmarks.imagenet_resnet50 import resnet50
+from eata import origin
+from eata.bench.store import hardware
 from eata.data import imagenet
 from eata.files import replacing
 
 FIELDS = ("seed", "order", "batch", "images", "method", "prior", "set", "error", "forwards", "seconds", "share")
 ORDERS = (("sorted", 64), ("one class", 64), ("dirichlet", 64), ("shuffled", 4), ("shuffled", 2), ("shuffled", 1))
-PHOTOGRAPHS = ("gaussian_noise", "jpeg_compression", "brightness", "contrast", None)
+PHOTOGRAPHS = ("gaussian_noise", "jpeg_compression", "brightness", "contrast", "clean")
+BUDGET = 0.02  # nats
 Row = dict[str, str]
 
 
@@ -46,21 +50,42 @@ class Table:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.rows: list[Row] = list(csv.DictReader(path.open())) if path.exists() else []
+        self._said = False
 
     def has(self, **key: Any) -> bool:
         """Whether a line with these values is there."""
         return any(all(row[name] == str(value) for name, value in key.items()) for row in self.rows)
 
     def add(self, row: dict[str, Any]) -> None:
-        """Append, and write."""
+        """Append, and write; the manifest too, before the first."""
+        if not self._said:
+            self._say_who()
         self.rows.append({name: str(row[name]) for name in FIELDS})
         text = io.StringIO()
         writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(self.rows)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(self.path) as temporary:
             Path(temporary).write_text(text.getvalue())
+
+    def _say_who(self) -> None:
+        """Each run that adds lines is one entry of the manifest."""
+        path = self.path.with_suffix(".json")
+        made: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"severity": 5, "runs": []}
+        made["runs"].append(
+            {
+                "command": " ".join(["python -m benchmarks.statistics", *sys.argv[1:]]),
+                "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+                "commit": origin.commit(),
+                "torch": torch.__version__,
+                "hardware": hardware(torch.device("cpu")),
+                "lines before": len(self.rows),
+            }
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            Path(temporary).write_text(json.dumps(made, indent=1) + "\n")
+        self._said = True
 
 
 class Source:
@@ -72,28 +97,35 @@ class Source:
         self.net: nn.Module = resnet50() if path else eata.models.load("resnet26-bn-cifar10")
         self.preset = "imagenet" if path else "cifar10"
         self._fisher: dict[str, Tensor] | None = None
+        self.load = lru_cache(maxsize=16 if images <= 2000 else 1)(self._load)  # corrupting takes time, too
 
-    def load(self, corruption: str | None, seed: int) -> tuple[Tensor, Tensor]:
+    def _load(self, name: str, seed: int) -> tuple[Tensor, Tensor]:
         """Images and labels of a set in the order of the seed."""
         config: Any = getattr(self.net, "pretrained_cfg", {"mean": HALVES[0], "std": HALVES[1]})
-        stream = eata.data.load(self.data, corruption=corruption, severity=5, limit=self.images)
+        corruption = None if name == "clean" else name
+        limit = None if self.images == 10_000 and not self.photographs else self.images  # all of CIFAR-10 is in a file
+        stream = eata.data.load(self.data, corruption=corruption, severity=5, limit=limit)
         x, y = next(stream.batches(len(stream), seed=seed, mean=config["mean"], std=config["std"]))
         if self.photographs:
             y = torch.tensor([imagenet.full_index()[name] for name in stream.class_names])[y]
         return x, y
 
-    def build(self, method: str, prior: float | str) -> eata.Adapter:
+    def build(self, method: str, prior: float | str, batch: int) -> eata.Adapter:
         """A new adapter around a new copy."""
         net = resnet50() if self.photographs else eata.models.load("resnet26-bn-cifar10")
-        kind = eata.methods.method(method)
+        kind = eata.EATA if method == "budget" else eata.methods.method(method)
         if kind is eata.Source:
             return eata.Source(net)
         arguments: dict[str, Any] = eata.preset(self.preset, kind)
+        if "lr" in arguments:
+            arguments["lr"] *= batch / 64
         if kind is not eata.EATA:
             return kind(net, prior=prior, **arguments)  # type: ignore[call-arg]
         if self._fisher is None:
-            x, _ = self.load(None, 2020)
+            x, _ = self.load("clean", 2020)
             self._fisher = eata.fisher(self.net, x[:2000], per=arguments["per"])
+        if method == "budget":
+            arguments |= {"beta": None, "budget": BUDGET}
         return eata.EATA(net, self._fisher, prior=prior, **arguments)  # type: ignore[arg-type]
 
 
@@ -135,42 +167,56 @@ def settings(methods: Sequence[str], priors: Sequence[float | str]) -> Iterator[
             yield method, prior
 
 
+class Stream:
+    """The sets of one order in one protocol, and the lines of the table that are theirs."""
+
+    def __init__(self, table: Table, source: Source, sets: Sequence[str], seed: int, order: str, batch: int) -> None:
+        self.table, self.source, self.sets = table, source, sets
+        self.seed, self.order, self.batch = seed, order, batch
+
+    def missing(self, method: str, prior: float | str) -> list[str]:
+        """Sets without a line."""
+        labels = [f" {label}" for label in range(10)] if self.order == "one class" else [""]
+        key = {"seed": self.seed, "order": self.order, "batch": self.batch, "method": method, "prior": prior}
+        return [name for name in self.sets if not all(self.table.has(**key, set=name + label) for label in labels)]
+
+    def reset(self, method: str, prior: float | str) -> None:
+        """Every set that is missing, each by a new model."""
+        for name in self.missing(method, prior):
+            x, y = self.source.load(name, self.seed)
+            for label, images, labels in ordered(x, y, self.order, self.seed):
+                model = self.source.build(method, prior, self.batch)
+                self._add(method, prior, name + label, measured(model, images, labels, self.batch))
+
+    def live(self, method: str, prior: float | str) -> None:
+        """All sets by one model, if one is missing: a life can't be entered half-way."""
+        if not self.missing(method, prior):
+            return
+        model = self.source.build(method, prior, self.batch)
+        for name in self.sets:
+            result = measured(model, *self.source.load(name, self.seed), self.batch)
+            if name in self.missing(method, prior):
+                self._add(method, prior, name, result)
+
+    def _add(self, method: str, prior: float | str, name: str, result: dict[str, Any]) -> None:
+        key = {"seed": self.seed, "order": self.order, "batch": self.batch, "method": method, "prior": prior}
+        row = {**key, "set": name, **result}
+        self.table.add(row)
+        print(*(f"{name}={row[name]}" for name in FIELDS), flush=True)
+
+
 def run(table: Table, source: Source, chosen: argparse.Namespace) -> None:
     """Every line that is missing."""
-    lifelong = chosen.protocol == "lifelong"
     orders = ORDERS if chosen.protocol == "streams" else [("shuffled", batch) for batch in chosen.batches]
-    sets = PHOTOGRAPHS if source.photographs else (*eata.data.CORRUPTIONS, None)
-    if chosen.sets:
-        sets = tuple(None if name == "clean" else name for name in chosen.sets)
+    sets = chosen.sets or (PHOTOGRAPHS if source.photographs else (*eata.data.CORRUPTIONS, "clean"))
     for seed in chosen.seeds:
         for order, batch in orders:
-            models: dict[tuple[str, float | str], eata.Adapter] = {}
-            for corruption in sets:
-                x, y = source.load(corruption, seed)
-                for name, images, labels in ordered(x, y, order, seed):
-                    for method, prior in settings(chosen.methods, chosen.priors):
-                        key = {"seed": seed, "order": order, "batch": batch, "method": method, "prior": prior}
-                        row = {**key, "set": f"{corruption or 'clean'}{name}"}
-                        if table.has(**row) and not lifelong:  # a life can't be entered half-way
-                            continue
-                        if not lifelong or (method, prior) not in models:
-                            models[method, prior] = source.build(method, prior)
-                        row |= measured(models[method, prior], images, labels, batch)
-                        if not table.has(**key, set=row["set"]):
-                            table.add(row)
-                        print(*(f"{name}={row[name]}" for name in FIELDS), flush=True)
-
-
-def means(rows: list[Row]) -> None:
-    """Mean error by order, batch, method and prior: corruptions, clean; and what it cost."""
-    print("| order | batch | method | prior | corruptions | clean | forwards | seconds | lines |\n" + "|---" * 9 + "|")
-    for key in dict.fromkeys((row["order"], row["batch"], row["method"], row["prior"]) for row in rows):
-        own = [row for row in rows if (row["order"], row["batch"], row["method"], row["prior"]) == key]
-        clean = [float(row["error"]) for row in own if row["set"].startswith("clean")]
-        shifted = [float(row["error"]) for row in own if not row["set"].startswith("clean")]
-        errors = [f"{mean(values):.2f}" if values else "" for values in (shifted, clean)]
-        cost = f"{mean(float(row['forwards']) for row in own):.3f}", f"{sum(float(row['seconds']) for row in own):.0f}"
-        print("|", " | ".join((*key, *errors, *cost, str(len(own)))), "|")
+            stream = Stream(table, source, sets, seed, order, batch)
+            for method, prior in settings(chosen.methods, chosen.priors):
+                if chosen.protocol == "lifelong":
+                    stream.live(method, prior)
+                else:
+                    stream.reset(method, prior)
 
 
 def seeds(text: str) -> list[int]:
@@ -197,16 +243,7 @@ def main() -> None:
         parser.error("--protocol photographs and --data PATH belong together")
     torch.set_num_threads(1)
     table = Table(chosen.results / f"{chosen.protocol}-{chosen.images}.csv")
-    made = {
-        "command": ["python", "-m", "benchmarks.statistics", *sys.argv[1:]],
-        "torch": torch.__version__,
-        "severity": 5,
-    }
-    table.path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(table.path.with_suffix(".json")) as temporary:
-        Path(temporary).write_text(json.dumps(made, indent=1) + "\n")
     run(table, Source(chosen.data, chosen.images), chosen)
-    means(table.rows)
 
 
 if __name__ == "__main__":
