@@ -1,7 +1,7 @@
 """Worker processes over one process: the wall time of the same run, side by side.
 
 python -m benchmarks.workers               # eata bench cifar10-c --severity 5 --limit 1000
-python -m benchmarks.workers --limit 100   # quicker
+python -m benchmarks.workers --limit 300 --out results/workers   # quicker, and kept
 
 Each way starts the command anew, in a folder of its own; the order of the ways changes from round to round. The
 machine has to be idle: two processes can't be twice as fast where another program has one of the cores.
@@ -10,11 +10,20 @@ machine has to be idle: two processes can't be twice as fast where another progr
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
+
+import torch
+
+import eata
+from eata import origin
+from eata.bench.store import hardware
+from eata.files import replacing
 
 WAYS = {
     "1 worker": ("--workers", "1", "--threads", "1"),
@@ -39,6 +48,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=1000)
     parser.add_argument("--methods", default="")
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--out", type=Path, help="folder of the results")
     arguments = parser.parse_args()
     found: dict[str, list[float]] = {way: [] for way in WAYS}
     for number in range(arguments.rounds):
@@ -47,8 +57,25 @@ def main() -> None:
             found[way].append(seconds(WAYS[way], arguments.limit, arguments.methods))
             print(f"{way}: {found[way][-1]:.1f} s", flush=True)
     both = min(found["2 workers"])
-    for way in ("1 worker", "1 worker, 2 threads"):
-        print(f"2 workers over {way}: {both / min(found[way]):.2f} (load {os.getloadavg()[0]:.1f})")
+    ratios = {way: both / min(found[way]) for way in ("1 worker", "1 worker, 2 threads")}
+    for way, ratio in ratios.items():
+        print(f"2 workers over {way}: {ratio:.2f} (load {os.getloadavg()[0]:.1f})")
+    if arguments.out:
+        keep(arguments.out / "manifest.json", found, ratios)
+
+
+def keep(path: Path, found: dict[str, list[float]], ratios: dict[str, float]) -> None:
+    content = {
+        "command": " ".join(["python -m benchmarks.workers", *sys.argv[1:]]),
+        "finished": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        "commit": origin.commit(),
+        "versions": {"eata": eata.__version__, "torch": torch.__version__},
+        "hardware": hardware(torch.device("cpu")),
+        "seconds": found,
+        "2 workers over": ratios,
+    }
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":
