@@ -85,7 +85,7 @@ def litserve(folder: Path, python: Path) -> Server | None:
         return None
     (folder / "lit.py").write_text(LITSERVE)
     port = free_port()
-    return start([str(python), "lit.py", str(port)], folder, port).wait_until_ready("/health")
+    return start([str(python.absolute()), "lit.py", str(port)], folder, port).wait_until_ready("/health")
 
 
 def in_process(model: eata.Adapter, x: torch.Tensor, arguments: argparse.Namespace) -> float:
