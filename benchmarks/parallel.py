@@ -2,7 +2,7 @@
 
     python -m benchmarks.parallel                     # both nets; some minutes on a quiet machine
     python -m benchmarks.parallel --repeats 3 resnet26
-    python -m benchmarks.parallel --out results/parallel.json
+    python -m benchmarks.parallel --out results/parallel/time.json
     python -m benchmarks.parallel --scale             # no measurement: the model of docs/scale.md, for more workers
 
 The same total batch, in one run; the sides take turns, and each ratio is of two neighbours in time. Half of each shard
@@ -17,7 +17,6 @@ depend on them.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import multiprocessing
 import os
@@ -33,10 +32,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import eata
+from benchmarks import record
 from benchmarks.nets import resnet50
 from benchmarks.step import ours
 from eata import norm
-from eata.files import replacing
 from eata.models import ResNet26
 
 PROCESSES = 2
@@ -210,7 +209,7 @@ def main() -> None:
     if arguments.scale:
         scale()
         return
-    found: dict[str, Any] = {"load": os.getloadavg(), "repeats": arguments.repeats, "torch": torch.__version__}
+    made, found = record.manifest(), dict[str, Any](repeats=arguments.repeats)
     print("| net | B | exact | rows | work, exact | work, rows | messages | bytes sent | theory |")
     print("|---" * 9 + "|")
     for name in arguments.nets or NETS:
@@ -222,10 +221,7 @@ def main() -> None:
             f"| {theory['sent']:,.0f} + {theory['messages']} x {seen['header']:.0f} |",
             flush=True,
         )
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(arguments.out) as temporary:
-            Path(temporary).write_text(json.dumps(found, indent=1) + "\n")
+    record.keep(arguments.out, made, found)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Error of N workers that synchronise every step, every k-th, never, or follow one writer: ResNet-26, CIFAR-10-C.
 
-    python -m benchmarks.parallel_steps --out results/parallel_steps.json
+    python -m benchmarks.parallel_steps --out results/parallel/steps.json
     python -m benchmarks.parallel_steps --limit 512 fog        # a taste
 
 A simulation in one process. Each worker gets a shard of every batch. 'exact' is what `eata.parallel` computes: the
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -26,8 +25,8 @@ import torch
 from torch import Tensor
 
 import eata
+from benchmarks import record
 from benchmarks.accuracy import HALVES
-from eata.files import replacing
 
 CORRUPTIONS = ("gaussian_noise", "fog", "contrast")
 Batches = list[tuple[Tensor, Tensor]]
@@ -100,6 +99,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, nargs="+", default=[1, 4, 16], help="k (default: 1 4 16)")
     parser.add_argument("--out", type=Path, help="a .json file for the numbers")
     arguments = parser.parse_args()
+    made = record.manifest()
     size = arguments.workers * arguments.shard
     normalized = {"mean": HALVES[0], "std": HALVES[1]}
     clean = torch.cat([x for x, _ in eata.data.load("cifar10", limit=512).batches(64, seed=2020, **normalized)])
@@ -127,13 +127,8 @@ def main() -> None:
     middle = mean(errors["exact"].values()) / 100
     interval = 196 * math.sqrt(middle * (1 - middle) / (images * len(arguments.corruptions)))
     print(f"95 % of the mean: +- {interval:.2f}")
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        given = {name: value for name, value in vars(arguments).items() if name != "out"}
-        with replacing(arguments.out) as temporary:
-            Path(temporary).write_text(
-                json.dumps({"arguments": given, "interval": interval, "errors": errors}, indent=1) + "\n"
-            )
+    given = {name: value for name, value in vars(arguments).items() if name != "out"}
+    record.keep(arguments.out, made, {"arguments": given, "seed": 2020, "interval": interval, "errors": errors})
 
 
 if __name__ == "__main__":

@@ -6,12 +6,14 @@
     python -m benchmarks.serve kill --times 50       # kill -9 at random moments under load
     python -m benchmarks.serve hostile --requests 10000
 
+With --out FILE.json before the command the numbers are kept.
 Throughput is of single-image requests from 32 clients, as a ratio to the same model called in-process in batches of 64
 with the same adaptation; the sides take turns, and each number is the median over the rounds. Clients, server and model
 share the machine's cores, while in-process has them alone. Latency is measured at half the throughput found, beside the
-time of a batch of 64. LitServe (`pip install litserve`) serves the same net without adaptation, with images as base64
-in JSON (it takes no raw bytes), in batches of up to 64 that wait as long as ours. The machine should do nothing else;
-on one that does, `--busy` takes one thread and processor time (of servers and clients together) instead of the clock.
+time of a batch of 64. LitServe (`pip install litserve`, here or where `--litserve PYTHON` says) serves the same net
+without adaptation, with images as base64 in JSON (it takes no raw bytes), in batches of up to 64 that wait as long as
+ours. The machine should do nothing else; on one that does, `--busy` takes one thread and processor time (of servers and
+clients together) instead of the clock.
 """
 
 from __future__ import annotations
@@ -19,9 +21,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import base64
-import importlib.util
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -33,7 +35,7 @@ import numpy as np
 import torch
 
 import eata
-from benchmarks import serve_accuracy, serve_endurance, serve_hostile
+from benchmarks import record, serve_accuracy, serve_endurance, serve_hostile
 from benchmarks.serve_load import INFER, NET, Server, drive, eata_serve, free_port, http, request, start
 from eata import allocator
 
@@ -76,13 +78,14 @@ def images(count: int) -> np.ndarray:
     return np.asarray(found.numpy())
 
 
-def litserve(folder: Path) -> Server | None:
-    if importlib.util.find_spec("litserve") is None:
-        print("LitServe is not installed (pip install litserve): left out")
+def litserve(folder: Path, python: Path) -> Server | None:
+    asked = subprocess.run([python, "-c", "import litserve"], capture_output=True, check=False)
+    if asked.returncode:
+        print("LitServe is not installed (pip install litserve, or --litserve PYTHON): left out")
         return None
     (folder / "lit.py").write_text(LITSERVE)
     port = free_port()
-    return start([sys.executable, "lit.py", str(port)], folder, port).wait_until_ready("/health")
+    return start([str(python.absolute()), "lit.py", str(port)], folder, port).wait_until_ready("/health")
 
 
 def in_process(model: eata.Adapter, x: torch.Tensor, arguments: argparse.Namespace) -> float:
@@ -101,7 +104,9 @@ def adapting() -> eata.Adapter:
     return eata.Window(eata.ETA(net, **eata.preset("cifar10", eata.ETA)), length=BATCH)
 
 
-def throughput(arguments: argparse.Namespace) -> None:
+def throughput(arguments: argparse.Namespace) -> int:
+    """Always 0: it prints a table."""
+    made = record.manifest()
     if arguments.busy:
         os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1 if arguments.busy else arguments.threads)
@@ -123,7 +128,7 @@ def throughput(arguments: argparse.Namespace) -> None:
         try:
             for server in servers.values():
                 server.wait_until_ready("/v2/health/ready")
-            if (other := litserve(folder)) is not None:
+            if (other := litserve(folder, arguments.litserve)) is not None:
                 servers["LitServe, no adaptation"] = other
             models = {"in-process, ETA": adapting(), "in-process, Source": eata.Source(eata.models.load(NET))}
             sides: dict[str, Callable[[], float]] = {
@@ -139,12 +144,15 @@ def throughput(arguments: argparse.Namespace) -> None:
                     found = measure()
                     if number:  # the first warms up
                         rates[name].append(found)
-            tell(rates)
-            if not arguments.busy:  # a latency is the clock's
-                half_load(servers["eata serve, ETA"], ours, rates, arguments)
+            ratios = tell(rates)
+            # a latency is the clock's
+            latency = {} if arguments.busy else half_load(servers["eata serve, ETA"], ours, rates, arguments)
         finally:
             for server in servers.values():
                 server.end()
+    given = {name: getattr(arguments, name) for name in ("clients", "rounds", "seconds", "threads", "busy")}
+    record.keep(arguments.out, made, {**given, "ratios": ratios, **latency, "images_a_second": rates})
+    return 0
 
 
 def rate(server: Server, content: list[bytes], arguments: argparse.Namespace) -> float:
@@ -158,42 +166,48 @@ def rate(server: Server, content: list[bytes], arguments: argparse.Namespace) ->
     return len(load.seconds) / (clock() - begin)
 
 
-def tell(rates: dict[str, list[float]]) -> None:
+def tell(rates: dict[str, list[float]]) -> dict[str, float]:
+    """Print the table; the ratios, by the names of both sides."""
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; {NET}")
     print("| side | images a second | over in-process, same adaptation | over LitServe |\n|---|---|---|---|")
-
-    def over(name: str, other: str) -> str:
-        if other not in rates or name == other:
-            return ""
-        return f"{median(a / b for a, b in zip(rates[name], rates[other], strict=True)):.2f}"
-
+    ratios = {}
     for name, found in rates.items():
-        reference = "in-process, ETA" if "ETA" in name else "in-process, Source"
-        print(f"| {name} | {median(found):.0f} | {over(name, reference)} | {over(name, 'LitServe, no adaptation')} |")
+        cells = []
+        for other in ("in-process, ETA" if "ETA" in name else "in-process, Source", "LitServe, no adaptation"):
+            cells.append("")
+            if other in rates and name != other:
+                ratio = median(a / b for a, b in zip(found, rates[other], strict=True))
+                ratios[f"{name} over {other}"], cells[-1] = ratio, f"{ratio:.2f}"
+        print(f"| {name} | {median(found):.0f} | {' | '.join(cells)} |")
+    return ratios
 
 
 def half_load(
     server: Server, content: list[bytes], rates: dict[str, list[float]], arguments: argparse.Namespace
-) -> None:
+) -> dict[str, float]:
+    """Print and give the latency at half of the throughput."""
     wanted = median(rates["eata serve, ETA"]) / 2
     load = asyncio.run(drive(server.port, content, arguments.clients, 3 * arguments.seconds, wanted))
     batch = BATCH / median(rates["in-process, ETA"])
-    p99 = load.percentile(0.99)
+    p50, p99 = load.percentile(0.5), load.percentile(0.99)
     print(
-        f"at half load ({wanted:.0f} a second): p50 {1000 * load.percentile(0.5):.0f} ms, p99 {1000 * p99:.0f} ms, "
+        f"at half load ({wanted:.0f} a second): p50 {1000 * p50:.0f} ms, p99 {1000 * p99:.0f} ms, "
         f"which is {p99 / batch:.2f} of the time of a batch of {BATCH} ({1000 * batch:.0f} ms); "
         f"{len(load.errors)} errors"
     )
+    return {"half_load_rate": wanted, "p50_seconds": p50, "p99_seconds": p99, "p99_over_batch": p99 / batch}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="a .json file for the numbers (before the command)")
     commands = parser.add_subparsers(dest="command", required=True)
     timed = commands.add_parser("throughput", help="beside in-process and LitServe")
     timed.add_argument("--clients", type=int, default=32)
     timed.add_argument("--rounds", type=int, default=5)
     timed.add_argument("--seconds", type=float, default=6, help="of each side in each round (default 6)")
     timed.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of the in-process side")
+    timed.add_argument("--litserve", type=Path, default=Path(sys.executable), help="the Python that has LitServe")
     timed.add_argument(
         "--busy", action="store_true", help="one thread, processor time instead of the clock on the wall"
     )

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 import eata
+from benchmarks import record
 from benchmarks.serve_load import NET
 from eata.serve.contract import Contract
 from eata.serve.engine import Engine
@@ -44,6 +45,7 @@ def accuracy(recipe: Recipe, x: np.ndarray, labels: list[int], at_once: int) -> 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a table."""
+    made = record.manifest()
     stream = eata.data.load("cifar10")
     pixels, labels = next(iter(stream.batches(arguments.images, seed=0, mean=(0.0,) * 3, std=(1.0,) * 3)))
     noise = NOISE * torch.randn(pixels.shape, generator=torch.Generator().manual_seed(0))
@@ -55,7 +57,11 @@ def run(arguments: argparse.Namespace) -> int:
         "eta, window 64 (the default)": Recipe(NET, method="eta"),
         "eta, no window": Recipe(NET, method="eta", window=0),
     }
+    found = {}
     for name, recipe in sides.items():
-        found = [accuracy(recipe, x, labels.tolist(), at_once) for at_once in (32, 1)]
-        print(f"| {name} | {found[0]:.1f} | {found[1]:.1f} |")
+        found[name] = together, alone = [accuracy(recipe, x, labels.tolist(), at_once) for at_once in (32, 1)]
+        print(f"| {name} | {together:.1f} | {alone:.1f} |")
+    record.keep(
+        arguments.out, made, {"images": len(x), "noise": NOISE, "seed": 0, "at_once": [32, 1], "accuracy": found}
+    )
     return 0

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks import record
 from benchmarks.serve_load import INFER, Load, drive, eata_serve, request
 
 GROWTH = 0.05  # of memory, after the first minute
@@ -23,6 +24,7 @@ def add(commands: Any) -> None:
     """The two commands."""
     soaked = commands.add_parser("soak", help="full load with adaptation: memory, errors, versions and state in step")
     soaked.add_argument("--minutes", type=float, default=30)
+    soaked.add_argument("--timeout", type=float, default=30, help="seconds a request may wait; more if all is paused")
     soaked.set_defaults(run=soak)
     killed = commands.add_parser("kill", help="kill -9 at random moments under load")
     killed.add_argument("--times", type=int, default=50)
@@ -34,34 +36,35 @@ def soak(arguments: argparse.Namespace) -> int:
     """0 if memory stayed within bounds, nothing failed, and the state on disk is the one that was served."""
     from benchmarks.serve import images
 
+    made = record.manifest()
     content = [request(INFER, each[None]) for each in images(256)]
     minutes = arguments.minutes
     with tempfile.TemporaryDirectory() as place:
-        server = eata_serve(Path(place), "--method", "eta", "--state", "state")
+        server = eata_serve(Path(place), "--method", "eta", "--state", "state", "--timeout", str(arguments.timeout))
         try:
             server.wait_until_ready("/v2/health/ready")
-            answered, errors, after_first, most = 0, 0, 0, 0
+            answered, errors, memories = 0, 0, []
             begin = time.monotonic()
             while time.monotonic() - begin < 60 * minutes:
                 load = asyncio.run(drive(server.port, content, CLIENTS, min(20, 60 * minutes / 3)))
                 answered, errors = answered + len(load.seconds), errors + len(load.errors) + load.lost
-                memory = server.rss()
-                if time.monotonic() - begin > min(60, 60 * minutes / 3):
-                    after_first = after_first or memory
-                    most = max(most, memory)
-                print(
-                    f"{time.monotonic() - begin:6.0f} s  {answered:8} answered  {errors} errors  {memory / 1e6:.0f} MB"
-                )
+                seconds, memory = time.monotonic() - begin, server.rss()
+                memories.append((round(seconds), memory))
+                print(f"{seconds:6.0f} s  {answered:8} answered  {errors} errors  {memory / 1e6:.0f} MB", flush=True)
             served = server.adaptation()
             log = server.end()
             saved = json.loads((Path(place) / "state" / "current.json").read_text())
         finally:
             server.end()
     in_step = (saved["version"], saved["batches"]) == (served["version"], served["batches"])
-    growth = most / after_first - 1
+    later = [memory for seconds, memory in memories if seconds > min(60, 60 * minutes / 3)]
+    growth = max(later) / later[0] - 1
     print(f"{answered} answered, {errors} errors; memory grew by {100 * growth:.1f} % after the first minute; "
           f"version {served['version']} after {served['batches']} batches, on disk "
           f"{'the same' if in_step else saved}")  # fmt: skip
+    numbers = {"minutes": minutes, "answered": answered, "errors": errors, "growth": growth, "in_step": in_step}
+    seen = {"version": served["version"], "batches": served["batches"], "bytes_by_second": memories}
+    record.keep(arguments.out, made, {**numbers, **seen})
     return int(bool(errors) or growth > GROWTH or not in_step or "Traceback" in log)
 
 
@@ -69,6 +72,7 @@ def kill(arguments: argparse.Namespace) -> int:
     """0 if every restart was clean, and each acknowledged version was saved or named as lost."""
     from benchmarks.serve import images
 
+    made = record.manifest()
     content = [request(INFER, each[None]) for each in images(64)]
     draw = random.Random(arguments.seed)
     failures = answers = lost = 0
@@ -106,4 +110,6 @@ def kill(arguments: argparse.Namespace) -> int:
             finally:
                 server.end(signal.SIGKILL)
     print(f"{arguments.times} kills, {answers} answers, {lost} batches lost and said, {failures} failures")
+    numbers = {"kills": arguments.times, "seed": arguments.seed, "answers": answers, "batches_lost_and_said": lost}
+    record.keep(arguments.out, made, {**numbers, "failures": failures})
     return int(failures > 0)

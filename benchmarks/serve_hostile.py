@@ -18,6 +18,8 @@ import torch
 import uvicorn
 from torch import nn
 
+from benchmarks import record
+
 TOKEN = "benchmark"
 SHAPE = (3, 16, 16)
 
@@ -185,9 +187,12 @@ def attack(requests: int, seed: int) -> Witness:
 
 def run(arguments: argparse.Namespace) -> int:
     """0 if nothing broke."""
+    made = record.manifest()
     witness = attack(arguments.requests, arguments.seed)
     print(f"{sum(witness.statuses.values())} requests: {dict(sorted(witness.statuses.items()))} (0: could not be sent)")
     for problem in witness.problems[:20]:
         print(problem)
     print(f"{len(witness.problems)} problems")
+    numbers = {"requests": sum(witness.statuses.values()), "seed": arguments.seed, "problems": witness.problems}
+    record.keep(arguments.out, made, {**numbers, "by_status": dict(sorted(witness.statuses.items()))})
     return int(bool(witness.problems))

@@ -107,7 +107,7 @@ def start(command: list[str], folder: Path, port: int) -> Server:
 
 def _environment() -> dict[str, str]:
     here = str(Path(__file__).parents[1])
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([here, str(Path(here) / "src"), *sys.path])}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([here, str(Path(here) / "src")])}
 
 
 def eata_serve(folder: Path, *options: str, model: str = NET) -> Server:

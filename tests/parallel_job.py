@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import eata
 from eata import state
 
+COLLAPSE = 16  # the batch before which a guarded model collapses
 Make = Callable[[nn.Module], eata.Adapter]
 
 
@@ -63,6 +64,36 @@ def equality(rank: int, world: int, folder: Path, cases: list[Case]) -> dict[str
         answers = [model(case.shard(number, rank)) for number in range(len(case.batches))]
         found[case.name] = outcome(model, answers)
     return found
+
+
+def guarding(rank: int, world: int, folder: Path, cases: list[Case]) -> dict[str, Any]:
+    found = {}
+    for case in cases:
+        guard = case.model()
+        model = eata.parallel(guard)
+        shards = [case.shard(number, rank) for number in range(len(case.batches))]
+        answers = guarded_answers(model, guard, shards)
+        found[case.name] = guarded_outcome(guard, answers)
+    return found
+
+
+def guarded_answers(model: eata.Adapter, guard: eata.Adapter, batches: list[Tensor]) -> list[Tensor]:
+    """A stream in the middle of which the model collapses, as if steps had led there."""
+    assert isinstance(guard, eata.Guard)
+    answers = []
+    for number, batch in enumerate(batches):
+        if number == COLLAPSE:
+            with torch.no_grad():
+                for parameter in guard.method.parameters.values():  # type: ignore[attr-defined]
+                    parameter.zero_()
+        answers.append(model(batch))
+    return answers
+
+
+def guarded_outcome(guard: eata.Adapter, answers: list[Tensor]) -> dict[str, Any]:
+    assert isinstance(guard, eata.Guard)
+    events = [dataclasses.asdict(event) for event in guard.events]
+    return {**outcome(guard.method, answers), "events": events, "memory": guard.memory.read()}
 
 
 def approximation(rank: int, world: int, folder: Path, case: Case) -> dict[str, Any]:

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 
 import eata
 import parallel_job
 from eata import state
-from parallel_job import Case
+from parallel_job import COLLAPSE, Case
+from test_adapter import trees_equal
 
 pytestmark = pytest.mark.filterwarnings("ignore:A batch of 1", "ignore:The net gave NaN", "ignore:The net does not say")
 BATCHES = 30
@@ -35,6 +37,10 @@ def split(size: int, world: int, number: int) -> list[int]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("parallel")
+
+
+def guarded(method: str, arguments: dict[str, Any], net: nn.Module) -> eata.Adapter:
+    return eata.Guard(build(method, None, arguments, net))
 
 
 def build(method: str, fisher: Any, arguments: dict[str, Any], net: nn.Module) -> eata.Adapter:
@@ -87,6 +93,29 @@ def case(trained, stream):
             if rows and rows[0] and number not in (4, 5):  # rank 0 gets the rows in front of the first chosen one
                 shards[number] = [rows[0], *[0] * (world - 2), sizes[number] - rows[0]]
         return made
+
+    return make
+
+
+GUARDED = [("tent", "bn"), ("eta", "bn"), ("tent", "gn")]
+
+
+@pytest.fixture
+def guarded_case(trained, digits):
+    """Clean digits, shuffled, some sorted by class in between, some not finite; shards of any length."""
+
+    def make(world: int, setting: str, norm: str) -> Case:
+        images, labels = digits[0][1000:].double(), digits[1][1000:]
+        shuffled = images[torch.randperm(len(images), generator=torch.Generator().manual_seed(0))]
+        batches = [*shuffled[:600].split(24), *images[labels.argsort(stable=True)][:240].split(40), *shuffled.split(64)]
+        batches[2] = batches[2].clone()
+        batches[2][3] = torch.nan
+        batches.insert(4, torch.full_like(batches[0], torch.nan))
+        shards = [split(len(batch), world, number) for number, batch in enumerate(batches)]
+        method, arguments = SETTINGS[setting]
+        arguments = {**arguments, "lr": 0.01}
+        name = f"{setting} {norm}"
+        return Case(name, trained(norm, torch.float64), functools.partial(guarded, method, arguments), batches, shards)
 
     return make
 
@@ -148,7 +177,7 @@ _jobs: dict[int, tuple[list[dict[str, Any]], list[int | None]]] = {}
 
 
 @pytest.fixture
-def two(folder: Path, case) -> tuple[list[dict[str, Any]], list[int | None]]:
+def two(folder: Path, case, guarded_case) -> tuple[list[dict[str, Any]], list[int | None]]:
     """The job of two processes: all that can be shown in one start of them, the death of one at the end."""
     if 2 not in _jobs:
         equality = [case(2, *kind) for kind in KINDS]
@@ -159,6 +188,7 @@ def two(folder: Path, case) -> tuple[list[dict[str, Any]], list[int | None]]:
             folder,
             {
                 "equality": equality,
+                "guarding": [guarded_case(2, *kind) for kind in GUARDED],
                 "approximation": approximation,
                 "saving": case(2),
                 "refusals": case(2, "tent"),
@@ -169,11 +199,13 @@ def two(folder: Path, case) -> tuple[list[dict[str, Any]], list[int | None]]:
 
 
 @pytest.fixture
-def three(folder: Path, case, two: object) -> tuple[list[dict[str, Any]], list[int | None]]:
+def three(folder: Path, case, guarded_case, two: object) -> tuple[list[dict[str, Any]], list[int | None]]:
     """The same for three; it loads what two saved."""
     if 3 not in _jobs:
         equality = [case(3, *kind) for kind in BY_THREE]
-        _jobs[3] = run(3, folder, {"equality": equality, "loading": case(3), "silence": case(3)})
+        guarding = [guarded_case(3, *kind) for kind in GUARDED]
+        scenes = {"equality": equality, "guarding": guarding, "loading": case(3), "silence": case(3)}
+        _jobs[3] = run(3, folder, scenes)
     return _jobs[3]
 
 
@@ -194,6 +226,28 @@ def test_three_processes_are_one(three, case, kind: tuple[str, str, torch.dtype]
     assert any(0 in sizes for sizes in one.sizes)
     assert expected["stats"]["steps"] > len(one.batches) // 2
     assert expected["stats"]["rejected"] > 1
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("kind", GUARDED, ids=str)
+def test_a_guard_decides_by_the_samples_of_all(
+    request: pytest.FixtureRequest, guarded_case, world: int, kind: tuple[str, str]
+) -> None:
+    job = request.getfixturevalue({2: "two", 3: "three"}[world])
+    one = guarded_case(world, *kind)
+    guard = one.model()
+    expected = parallel_job.guarded_outcome(guard, parallel_job.guarded_answers(guard, guard, one.batches))
+    found = [rank["guarding"][one.name] for rank in job[0]]
+    compare(found, expected, torch.float64)
+    assert {"adapting", "alarm"} <= {event["kind"] for event in expected["events"]}
+    for rank in found:
+        assert rank["memory"].keys() == expected["memory"].keys()
+        assert len(rank["events"]) == len(expected["events"])
+        for event, other in zip(rank["events"], expected["events"], strict=True):
+            assert event.pop("seen") == pytest.approx(other["seen"], abs=1e-9)
+            assert event == {**event, **{name: other[name] for name in event}}
+        for name in ("batches", "resting", "comparing", "since", "need"):
+            assert rank["memory"][name] == expected["memory"][name]
 
 
 @pytest.mark.parametrize(("name", "chosen", "rows"), [("all", 6, True), ("one", 0, False), ("many", 20, False)])
@@ -236,7 +290,7 @@ def test_a_state_of_two_processes_loads_into_one_and_into_three(three, folder: P
         ("frozen", "other counters", "other counters"),
         ("state", "other counters", "other counters"),
         ("method", "other method, settings", "other method, settings"),
-        ("guard", "one shard", "one shard"),
+        ("guard", r"eata.parallel(eata.Guard(model))", r"eata.parallel(eata.Guard(model))"),
         ("snapshot", "in one process", "in one process"),
     ],
 )
@@ -281,3 +335,27 @@ def test_what_is_not_served_is_said(trained) -> None:
         eata.parallel(trained())
     with pytest.raises(eata.EataError, match="no running statistics"):
         eata.parallel(eata.Tent(nn.Sequential(nn.BatchNorm1d(2, track_running_stats=False), nn.Linear(2, 2))))
+
+
+def test_a_guard_whose_messages_fail_leaves_all_as_it_was(guarded_case, tmp_path: Path) -> None:
+    """They come after the method's step, which is undone."""
+    one = guarded_case(2, "tent", "gn")
+    guard = one.model()
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = eata.parallel(guard)
+        for number in range(COLLAPSE):
+            model(one.batches[number])
+        assert guard.stats.steps
+        before = model.state_dict()
+
+        def dies(values: Tensor) -> Tensor:
+            assert guard.stats.steps > before["model"]["stats"]["steps"]
+            raise eata.EataError("Another process stopped.")
+
+        guard.joined = dies
+        with pytest.raises(eata.EataError, match="Another process"):
+            model(one.batches[COLLAPSE])
+        assert trees_equal(before, model.state_dict())
+    finally:
+        dist.destroy_process_group()

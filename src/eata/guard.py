@@ -166,6 +166,9 @@ class Guard(Wrapper):
         super().__init__(model)
         #: the adapter inside of all wrappers
         self.method = method
+        self.divisible = model.divisible
+        #: the rows of a tensor, samples first, for the samples of all processes (`eata.parallel`); here: this one's
+        self.joined: Callable[[Tensor], Tensor] = _as_they_are
         self.on_event = on_event
         self._own = dict(self.net.named_parameters())
         flags = {"resting": True, "doubting": False, "comparing": False}
@@ -198,7 +201,7 @@ class Guard(Wrapper):
 
     def _is_due(self, logits: Tensor) -> bool:
         """Whether it is time for a comparison; watches the model's own entropy, which costs nothing."""
-        entropies = functional.entropy(logits)
+        entropies = self.joined(functional.entropy(logits))
         self.block = [self.block[0] + float(entropies.sum()), self.block[1] + len(entropies)]
         if self.block[1] < BLOCK:
             return False
@@ -222,7 +225,7 @@ class Guard(Wrapper):
 
     def _compare(self, adapted: Tensor, source: Tensor) -> None:
         """Take in what both say of a batch, and judge, once enough was seen."""
-        both = [functional.probabilities(adapted), functional.probabilities(source)]
+        both = [self.joined(functional.probabilities(logits)) for logits in (adapted, source)]
         answered = finite_rows([both[1]])  # rows that the source has no answer for do not count
         if answered is not None:
             both = [p[answered] for p in both]
@@ -332,6 +335,10 @@ class Guard(Wrapper):
             return super().snapshot(*args, **kwargs)
         with self.lock, self._as_source():
             return self.method.snapshot()
+
+
+def _as_they_are(rows: Tensor) -> Tensor:
+    return rows
 
 
 def _classes(probabilities: Tensor) -> Tensor:

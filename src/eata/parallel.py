@@ -6,14 +6,16 @@ import dataclasses
 import json
 import math
 import zlib
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from eata import norm
-from eata.adapter import Adapter
+from eata.adapter import Adapter, Stats
 from eata.errors import EataError, InputError
+from eata.guard import Guard
 from eata.inputs import Inputs
 from eata.norm import Statistics
 from eata.parallel_passes import SharedRunner, placeholder
@@ -29,7 +31,8 @@ def parallel(model: Adapter, *, timeout: float = 60.0) -> Parallel:
     predictions, weights, moving averages and stats. Each of them gets the logits of its own shard. They share the
     moments of BatchNorm, the number of chosen samples, the mean prediction and the gradient; the Fisher term is added
     once. The weights are the same in each, so any of them can save, and a state saved by N loads into M, or into the
-    plain adapter.
+    plain adapter. A guard goes inside, ``parallel(eata.Guard(model))``: it judges by the samples of all, so that every
+    process decides the same.
 
     Every process calls the model for every batch. A shard may be of any length; an empty one, ``x[:0]``, takes part
     too. If a process stops, or does not come, the others raise within ``timeout``, and are as they were before.
@@ -38,8 +41,8 @@ def parallel(model: Adapter, *, timeout: float = 60.0) -> Parallel:
     one is an approximation there, and differs with the shards. ``"rows"`` asks for it all the same.
 
     Args:
-        model: ``eata.Source``, ``BN``, ``Tent``, ``ETA``, ``EATA`` or another method that is ``divisible``; the same in
-            every process.
+        model: ``eata.Source``, ``BN``, ``Tent``, ``ETA``, ``EATA`` or another method that is ``divisible``, or an
+            ``eata.Guard`` around one; the same in every process.
         timeout: seconds to wait for the others before giving up; default 60.
 
     >>> import eata, tempfile, torch.distributed as dist
@@ -53,7 +56,8 @@ def parallel(model: Adapter, *, timeout: float = 60.0) -> Parallel:
     """
     if not isinstance(model, Adapter):
         raise TypeError(f"eata.parallel takes an adapter, not a {type(model).__name__}: eata.parallel(eata.Tent(net)).")
-    name = f"eata.{type(model).__name__}"
+    method = model.method if isinstance(model, Guard) else model
+    name = f"eata.{type(method).__name__}"
     if not model.divisible:
         raise EataError(
             f"{name} can't be spread over processes: what it learns from a batch is not a sum over its samples; run it "
@@ -61,17 +65,19 @@ def parallel(model: Adapter, *, timeout: float = 60.0) -> Parallel:
         )
     if norm.lacks_running_statistics(model.net):
         raise EataError("A BatchNorm layer has no running statistics, which eata.parallel needs to share moments.")
-    if _couples(model.net, model.statistics):
-        if type(model.statistics) is not Statistics:
+    if _couples(model.net, method.statistics):
+        if type(method.statistics) is not Statistics:
             raise EataError(f"{name} has statistics of its own kind, which can't be spread over processes.")
         if norm.is_compiled(model.net):
             raise EataError("A compiled net hides its layers, so moments can't be shared; give eata the plain net.")
-    if not isinstance(runner := model.runner, Runner):
+    if not isinstance(runner := method.runner, Runner):
         raise EataError("This adapter is spread over processes already; call eata.parallel once.")
     first = next(model.net.parameters(), torch.empty(0))
     shared = Parallel(model, Processes(first.device, timeout))
-    by_rows = getattr(model, "backward", None) == "rows"
-    model.runner = SharedRunner(runner, shared.processes, _couples(model.net, model.statistics), by_rows)
+    by_rows = getattr(method, "backward", None) == "rows"
+    method.runner = SharedRunner(runner, shared.processes, _couples(model.net, method.statistics), by_rows)
+    if isinstance(model, Guard):
+        model.joined = shared.processes.rows
     return shared
 
 
@@ -93,7 +99,10 @@ class Parallel(Wrapper):
     def __init__(self, model: Adapter, processes: Processes) -> None:
         super().__init__(model)
         self.processes = processes
-        known = [self.model.state_dict()[key] for key in ("method", "settings", "source")]
+        known, state = [], self.model.state_dict()
+        while state:  # of a guard, and of the adapter inside
+            known += [state[key] for key in ("method", "settings", "source")]
+            state = state.get("model", {})
         number = zlib.crc32(json.dumps(known, default=str).encode())
         _require_equal(processes.gather([number]), "method, settings or source weights")
 
@@ -111,12 +120,13 @@ class Parallel(Wrapper):
         """
         with self.lock, torch.inference_mode(False), torch.set_grad_enabled(True):
             self.require_whole()
-            inputs, good, rejected = self._agree(Inputs(*args, **kwargs))
-            before = dataclasses.replace(self.stats)
+            inputs, good, samples, rejected = self._agree(Inputs(*args, **kwargs))
+            before = self._before()
             try:
-                logits = self.run(inputs if good is None else inputs.take(good))
+                with nullcontext() if samples > rejected else self.frozen():
+                    logits = self.run(inputs if good is None else inputs.take(good))
             except BaseException:
-                self.stats = before
+                self._go_back(before)
                 raise
             self.stats.rejected += rejected
             if good is None:
@@ -125,6 +135,17 @@ class Parallel(Wrapper):
             filled[good] = logits
             return filled
 
+    # A method's messages of a batch come before anything changes but its counters; a guard's come after its step.
+
+    def _before(self) -> Stats | dict[str, Any]:
+        return self.model.state_dict() if isinstance(self.model, Guard) else dataclasses.replace(self.stats)
+
+    def _go_back(self, before: Stats | dict[str, Any]) -> None:
+        if isinstance(before, Stats):
+            self.stats = before
+        else:
+            self.model.take(before)
+
     def checked(self, inputs: Inputs) -> Inputs:
         tensors = inputs.tensors
         if tensors and all(tensor.dim() and not len(tensor) for tensor in tensors):
@@ -132,8 +153,10 @@ class Parallel(Wrapper):
             return inputs
         return self.model.checked(inputs)
 
-    def _agree(self, inputs: Inputs) -> tuple[Inputs, Tensor | None, int]:
-        """The shard, a mask of its finite rows (None: all), and how many are not, in all; or the same error everywhere.
+    def _agree(self, inputs: Inputs) -> tuple[Inputs, Tensor | None, int, int]:
+        """The shard, a mask of its finite rows (None: all); how many samples there are, and how many are not finite.
+
+        Both of all processes; or the same error in each.
 
         Nothing has changed yet, so this is where a process says that it can't go on.
         """
@@ -156,9 +179,10 @@ class Parallel(Wrapper):
             raise InputError(f"Process {refused[0]} could not take its shard of the batch; nothing has changed.")
         _require_equal([row[3:4] for row in rows], "sizes of images")
         _require_equal([row[4:] for row in rows], "counters (a state that was not loaded, or frozen())")
-        if not sum(row[1] for row in rows):
+        samples, rejected = (sum(row[column] for row in rows) for column in (1, 2))
+        if not samples:
             raise InputError("The batch is empty in every process; skip it.")
-        return inputs, good, int(sum(row[2] for row in rows))
+        return inputs, good, samples, rejected
 
     # --- life and state: the method's own, so that a state fits any number of processes -----------------------------
 

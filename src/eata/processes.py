@@ -60,6 +60,15 @@ class Processes:
         self._together(dist.all_gather, found, own)
         return [[int(number) for number in row.tolist()] for row in found]
 
+    def rows(self, values: Tensor) -> Tensor:
+        """The rows of every process, joined in the order of the ranks: the same bits in each. Some may have none."""
+        lengths = [row[0] for row in self.gather([len(values)])]
+        own = values.new_zeros(max(lengths), *values.shape[1:])
+        own[: len(values)] = values.detach()
+        found = [torch.empty_like(own) for _ in range(self.size)]
+        self._together(dist.all_gather, found, own)
+        return torch.cat([part[:length] for part, length in zip(found, lengths, strict=True)])
+
     def gradients(self, found: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
         """The sum of gradients by these parameters, all in one message; None where it is None in every process."""
         first = parameters[0]

@@ -24,7 +24,8 @@ class Wrapper(Adapter):
     def __init__(self, model: Adapter) -> None:
         if not model.whole:
             raise EataError(
-                f"eata.{type(self).__name__} would see one shard of each batch, so it can't go around eata.parallel."
+                f"eata.{type(self).__name__} would see one shard of each batch, so it can't go around eata.parallel; a "
+                "guard goes inside: eata.parallel(eata.Guard(model))."
             )
         # No super().__init__: the inner adapter has made the net ready.
         self.model = model
