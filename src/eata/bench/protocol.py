@@ -269,8 +269,8 @@ def _fits(variant: Variant, available: int, limit: int | None) -> bool:
 
 def _cells(experiment: Experiment, request: Request, variant: Variant, severity: int, seed: int) -> list[Cell]:
     settings = dict(variant.settings)
-    if request.stream is not None:
-        settings.setdefault("stream", streams.parse(request.stream).name)
+    if request.stream is not None and "stream" not in settings:
+        settings["stream"] = streams.parse(request.stream).name
     limits = [int(limit) for limit in (settings.pop("limit", None), request.limit) if limit is not None]
     batch = int(settings.pop("batch", BATCH))
     cell = Cell(
