@@ -183,6 +183,18 @@ def test_epsilon_goes_with_the_number_of_classes_that_count(place: Path) -> None
     assert worker.adapter(replace(some, settings={"epsilon": 1.0})).epsilon == 1.0
 
 
+def test_a_model_that_does_not_say_its_classes_is_refused(place: Path) -> None:
+    (place / "silent.py").write_text(
+        "import torch\n"
+        "def net():\n"
+        "    net = torch.nn.Linear(2, 2)\n"
+        "    net.pretrained_cfg = dict(mean=(.5,), std=(.5,), input_size=(3, 8, 8))\n"
+        "    return net\n"
+    )
+    with pytest.raises(eata.EataError, match="silent:net does not say its num_classes"):
+        Materials(replace(REQUEST, models=("silent:net",))).available("silent:net")
+
+
 def test_a_failing_cell_says_why(place: Path) -> None:
     request = replace(REQUEST, models=("tiny:broken",))
     result = Worker(request, place / "run").run(cell("tent", request))
