@@ -58,7 +58,8 @@ def net() -> ResNet26:
         theirs = torch.load(path, map_location="cpu", weights_only=True)["net"]
     ours = ResNet26(10, "gn")
     ours.load_state_dict(dict(zip(ours.state_dict(), theirs.values(), strict=True)))
-    ours.pretrained_cfg = {"mean": HALVES, "std": HALVES}  # type: ignore[assignment]
+    config = {"mean": HALVES, "std": HALVES, "input_size": (3, 32, 32), "num_classes": 10}
+    ours.pretrained_cfg = config  # type: ignore[assignment]
     return ours.eval()
 
 

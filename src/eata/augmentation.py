@@ -151,7 +151,7 @@ def _levels(images: Tensor) -> Tensor:
 
 def _operate(images: Tensor, operation: Tensor, level: Tensor, negative: Tensor) -> Tensor:
     """One operation on each image; those of a kind go together."""
-    enhance = need("kornia.enhance", "AugMix (eata.MEMO)", "bench")  # here, for kornia is slow to import
+    enhance = need("kornia.enhance", "AugMix (eata.MEMO, eata.Augment)", "bench")  # here, for kornia is slow to import
     result = images.clone()
 
     def where(*kinds: int) -> Tensor:

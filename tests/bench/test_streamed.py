@@ -138,3 +138,16 @@ def test_the_paper_s_cells_keep_their_names() -> None:
 def test_streams_that_cannot_be_are_refused(experiment: str, stream: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         plan(Request(experiment, "digits", stream=stream), 900)
+
+
+def test_some_streams_of_the_comparison_can_be_run_by_themselves():
+    cells = plan(Request("streams", "digits", methods=("tent",), stream="gradual,recurring:5"), 900)
+    assert {cell.column for cell in cells} == {"gradual", "recurring:5"}
+    everything = plan(Request("streams", "digits", methods=("tent",)), 900)
+    assert {cell.id for cell in cells} < {cell.id for cell in everything}  # the same cells: their results can be joined
+    with pytest.raises(
+        ValueError, match=r"no stream in this experiment 'recurring:2'; .*'eata bench methods' takes any"
+    ):
+        plan(Request("streams", "digits", stream="recurring:2"), 900)
+    with pytest.raises(ValueError, match="no stream 'continual,mixed'"):
+        plan(Request("methods", "digits", stream="continual,mixed"), 900)

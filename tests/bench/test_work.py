@@ -68,6 +68,13 @@ def test_a_budget_takes_the_place_of_the_presets_beta(worker: Worker) -> None:
     assert worker.adapter(cell("eata")).fisher_per == "batch"
 
 
+def test_a_window_is_remembered_or_exact(worker: Worker) -> None:
+    remembered, exact = (
+        worker.adapter(replace(cell("eta"), settings={"window": 4, **more})) for more in ({}, {"exact": 1})
+    )
+    assert (remembered.length, remembered.exact, exact.length, exact.exact) == (4, False, 4, True)
+
+
 def test_every_cell_starts_afresh(worker: Worker) -> None:
     assert good(worker.run(cell("eta"))) == good(worker.run(cell("eta")))
 
@@ -153,6 +160,39 @@ def test_imagenet_r_logits_are_restricted() -> None:
     net = torch.nn.Linear(3, 5)
     x = torch.randn(2, 3)
     assert torch.equal(Restricted(net, (4, 1))(x), net(x)[:, [4, 1]])
+
+
+def test_epsilon_goes_with_the_number_of_classes_that_count(place: Path) -> None:
+    from eata.data import imagenet
+
+    (place / "thousand.py").write_text(
+        "import torch\n"
+        "def net():\n"
+        "    net = torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 1000))\n"
+        "    net.pretrained_cfg = dict(mean=(.5,) * 3, std=(.5,) * 3, input_size=(3, 8, 8), num_classes=1000)\n"
+        "    return net\n"
+    )
+    for wnid in imagenet.wnids()[:3]:
+        (place / "some" / wnid).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(place / "some" / wnid / "1.png")
+    request = replace(REQUEST, experiment="components", data=f"folder:{place / 'some'}", models=("thousand:net",))
+    worker = Worker(request, place / "run")
+    some = replace(cell("eta"), model="thousand:net")
+    assert worker.adapter(some).epsilon == 0.4
+    assert worker.adapter(some).lr == 0.00025  # the preset is still the net's
+    assert worker.adapter(replace(some, settings={"epsilon": 1.0})).epsilon == 1.0
+
+
+def test_a_model_that_does_not_say_its_classes_is_refused(place: Path) -> None:
+    (place / "silent.py").write_text(
+        "import torch\n"
+        "def net():\n"
+        "    net = torch.nn.Linear(2, 2)\n"
+        "    net.pretrained_cfg = dict(mean=(.5,), std=(.5,), input_size=(3, 8, 8))\n"
+        "    return net\n"
+    )
+    with pytest.raises(eata.EataError, match="silent:net does not say its num_classes"):
+        Materials(replace(REQUEST, models=("silent:net",))).available("silent:net")
 
 
 def test_a_failing_cell_says_why(place: Path) -> None:

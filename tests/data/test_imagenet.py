@@ -66,6 +66,17 @@ def test_imagenet_c_without_what_is_asked(tmp_path):
         eata.data.load(f"imagenet-c:{tmp_path}", corruption="fog", severity=1)
 
 
+def test_a_folder_of_some_of_the_classes_counts_among_them(tmp_path):
+    write(tmp_path, [TISSUE, GOLDFISH], count=1)
+    known = {"num_classes": 1000, "input_size": (3, 224, 224)}
+    stream = eata.data.load(f"folder:{tmp_path}", config=known)
+    assert (labels(stream), stream.class_index) == ([0, 1], (1, 999))
+    stream.require(1000)
+    assert eata.data.load(f"folder:{tmp_path}", config=known | {"num_classes": 2}).class_index is None
+    write(tmp_path, ["someone's own"], count=1)
+    assert eata.data.load(f"folder:{tmp_path}", config=known).class_index is None
+
+
 def test_renditions_count_among_their_200(tmp_path):
     write(tmp_path / "imagenet-r", [GOLDFISH, SHARK], count=1)
     stream = eata.data.load(f"imagenet-r:{tmp_path}")

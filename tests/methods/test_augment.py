@@ -13,14 +13,15 @@ def configured(net):
     return net
 
 
-def test_is_the_mean_softmax_of_the_copies(trained, stream):
+@pytest.mark.parametrize("by", ["crops", "augmix"])
+def test_is_the_mean_softmax_of_the_copies(trained, stream, by):
     net = configured(trained("gn"))
     plain = copy.deepcopy(net).eval()
     (x,) = stream([5])
-    model = eata.Augment(net, copies=6, seed=3)
+    model = eata.Augment(net, copies=6, copies_by=by, seed=3)
     made = []
-    crops = model.copies.crops
-    model.copies.crops = lambda image: made.append(crops(image)) or made[-1]
+    make = getattr(model.copies, by)
+    setattr(model.copies, by, lambda image: made.append(make(image)) or made[-1])
     logits = model(x)
     for i in range(5):
         mean = torch.zeros(10)
@@ -59,6 +60,15 @@ def test_resumes_bit_for_bit(trained, stream, tmp_path):
     other.load(tmp_path / "state.safetensors")
     assert torch.equal(other(y), expected)
     assert other.stats == model.stats
+
+
+def test_the_presets_take_the_copies_of_the_published_row():
+    assert [eata.preset(name, eata.Augment).get("copies_by") for name in ("cifar10", "imagenet")] == ["augmix"] * 2
+
+
+def test_an_unknown_kind_of_copies_is_refused(trained):
+    with pytest.raises(eata.EataError, match="no kind of copies 'augmx'; did you mean 'augmix'"):
+        eata.Augment(configured(trained("gn")), copies_by="augmx")
 
 
 @pytest.mark.parametrize("copies", [0, -1])

@@ -21,9 +21,9 @@ class Variant:
         row: its name, also in the published table.
         method: which of ``eata.methods.METHODS``.
         column: where its result goes; None puts each corruption into a column of its own.
-        settings: arguments that differ from the preset's, and of the protocol: ``batch``, ``limit``, ``window``,
-            ``fisher_samples``, ``lr_scale``, ``answers`` (write down what was predicted), ``stream`` (one of
-            ``eata.bench.streams``), and ``keep`` with ``fraction`` (adapt on part of the stream only). A ``budget``
+        settings: arguments that differ from the preset's, and of the protocol: ``batch``, ``limit``, ``window`` (and
+            ``exact``), ``fisher_samples``, ``lr_scale``, ``answers`` (write down what was predicted), ``stream`` (one
+            of ``eata.bench.streams``), and ``keep`` with ``fraction`` (adapt on part of the stream only). A ``budget``
             takes the place of the preset's beta.
         lifelong: one stream through all corruptions, never reset.
         slow: 20 to 64 passes an image; only run when asked for.
@@ -82,10 +82,12 @@ class Experiment:
 GAUSSIAN = CORRUPTIONS[:1]
 GRADIENT_LIFELONG = tuple(Variant(f"{name}-lifelong", name, lifelong=True) for name in ("tent", "eta", "eata"))
 MAIN = (
+    Variant("source-gn", "source", slow=True, net="gn"),
     Variant("source-gn-jt", "source", slow=True, net="gn"),
     Variant("ttt", "ttt", slow=True, net="gn"),
     Variant("ttt-episodic", "ttt", settings={"episodic": 1}, slow=True, net="gn"),
-    Variant("augment", "augment", slow=True, net="gn"),
+    Variant("augment", "augment", settings={"copies_by": "augmix"}, slow=True, net="gn"),
+    Variant("augment-crops", "augment", settings={"copies_by": "crops"}, slow=True, net="gn"),
     Variant("memo", "memo", slow=True, net="gn"),
     Variant("source", "source"),
     Variant("bn", "bn", settings={"batch": 256}),
@@ -112,6 +114,11 @@ HELD: tuple[tuple[str, str, dict[str, Setting]], ...] = (
     ("eta", "eta", {}),
     ("eata", "eata", {}),
     ("eata-budget", "eata", {"budget": 0.02}),
+)
+WINDOWS = tuple(
+    Variant(f"{method}-window-{length}", method, settings={"batch": 1, "window": length})
+    for length in (32, 64)
+    for method in ("tent", "eta")
 )
 PERCENT = (10, 20, 30, 40, 50, 60, 70, 80, 90, 100)
 SIZES = (256, 512, 1024, 2048, 4096, 10000)
@@ -256,11 +263,9 @@ _ALL = (
         "Base, Tent and ETA at batch size 1, and over windows of the last 32 and 64 samples.",
         (
             *(Variant(method, method, settings={"batch": 1}) for method in ("source", "tent", "eta")),
-            *(
-                Variant(f"{method}-window-{length}", method, settings={"batch": 1, "window": length})
-                for length in (32, 64)
-                for method in ("tent", "eta")
-            ),
+            *WINDOWS,
+            # all of the window with each image, as the paper does it
+            *(Variant(f"{v.row}-exact", v.method, settings={**v.settings, "exact": 1}, slow=True) for v in WINDOWS),
         ),
         "accuracy",
         GAUSSIAN,

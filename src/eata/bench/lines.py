@@ -24,6 +24,7 @@ NAMES = {
     "lame": "LAME",
     "cotta": "CoTTA",
     "rotta": "RoTTA",
+    "source-gn": "Source (GN)",
     "source-gn-jt": "Source (GN, joint)",
     "s=1": "S = 1",
     "s=ent": "S_ent",

@@ -58,6 +58,9 @@ class Materials:
     def config(self, name: str) -> dict[str, Any]:
         """What the network says of its input and its classes."""
         config: Any = self.net(name).pretrained_cfg
+        for key in ("mean", "std", "input_size", "num_classes"):
+            if key not in config:
+                raise EataError(f"{name} does not say its {key}: set net.pretrained_cfg[{key!r}] where it is built.")
         return dict(config)
 
     def fresh(self, name: str) -> nn.Module:

@@ -63,7 +63,8 @@ class Request:
         methods: rows or methods; none: all but the slow ones.
         seeds: of the order; none: the experiment's.
         batch: images a batch; None: 64, and 256 for BN, as in the paper.
-        stream: how the shifts follow one another, as ``eata.bench.streams`` names it; None: the experiment's way.
+        stream: how the shifts follow one another, as ``eata.bench.streams`` names it; None: the experiment's way. Of an
+            experiment that compares streams: those to run, with commas.
         threads: of a cell. Part of the request because it decides the last bits of the results.
         device: that the cells run on, such as ``"cpu"`` or ``"cuda:1"``; likewise.
         amp: mixed precision; likewise.
@@ -207,7 +208,8 @@ def plan(request: Request, available: int) -> list[Cell]:
     """
     experiment = find(request.experiment)
     if request.stream is not None:
-        streams.parse(request.stream)  # before anything is fetched
+        for name in request.stream.split(","):
+            streams.parse(name)  # before anything is fetched
         if experiment.by_model or not set(experiment.corruptions) <= set(CORRUPTIONS):
             raise EataError(f"{experiment.name} has a stream of its own; --stream is for experiments on corruptions.")
     if len(request.models) > 1 and not experiment.by_model:
@@ -232,7 +234,7 @@ def plan(request: Request, available: int) -> list[Cell]:
 
 
 def _chosen(experiment: Experiment, request: Request) -> list[Variant]:
-    variants = experiment.variants
+    variants = _of_streams(experiment.variants, request.stream)
     names = {name: None for variant in variants for name in (variant.row, variant.method)}
     if request.methods == ("all",):
         return list(variants)
@@ -247,6 +249,18 @@ def _chosen(experiment: Experiment, request: Request) -> list[Variant]:
     return [variant for variant in variants if not variant.slow]
 
 
+def _of_streams(variants: tuple[Variant, ...], wanted: str | None) -> tuple[Variant, ...]:
+    """Of variants that have a stream each, those of the wanted ones; of others, all."""
+    known = {str(v.settings["stream"]): None for v in variants if "stream" in v.settings}
+    if not known or wanted is None:
+        return variants
+    names = [streams.parse(name).name for name in wanted.split(",")]
+    for name in names:
+        if name not in known:
+            raise unknown("stream in this experiment", name, known, "'eata bench methods' takes any.")
+    return tuple(v for v in variants if v.settings["stream"] in names)
+
+
 def _fits(variant: Variant, available: int, limit: int | None) -> bool:
     """Whether there are images enough for the sizes that the variant is named after."""
     size, samples = (int(variant.settings.get(name, 0)) for name in ("limit", "fisher_samples"))
@@ -255,8 +269,8 @@ def _fits(variant: Variant, available: int, limit: int | None) -> bool:
 
 def _cells(experiment: Experiment, request: Request, variant: Variant, severity: int, seed: int) -> list[Cell]:
     settings = dict(variant.settings)
-    if request.stream is not None:
-        settings.setdefault("stream", streams.parse(request.stream).name)
+    if request.stream is not None and "stream" not in settings:
+        settings["stream"] = streams.parse(request.stream).name
     limits = [int(limit) for limit in (settings.pop("limit", None), request.limit) if limit is not None]
     batch = int(settings.pop("batch", BATCH))
     cell = Cell(

@@ -56,6 +56,9 @@ class Worker:
         takes = methods.takes(method)
         net = self.materials.fresh(cell.model)
         arguments: dict[str, Any] = dict(eata.preset(self.materials.preset(cell.model), method))
+        index = self.materials.example(cell.model).class_index
+        if index is not None and "epsilon" in arguments:  # how alike predictions are depends on the number of classes
+            arguments["epsilon"] = eata.preset(methods.preset_for(len(index)))["epsilon"]
         arguments |= {name: value for name, value in cell.settings.items() if name in takes}
         if "score" in arguments:
             arguments["score"] = getattr(functional, str(arguments["score"]))
@@ -68,7 +71,9 @@ class Worker:
         if "fisher" in takes:
             arguments["fisher"] = self.materials.fisher(cell.model, *self._fisher_kind(cell))
         adapter = method(net, **arguments)
-        return eata.Window(adapter, length=int(cell.settings["window"])) if "window" in cell.settings else adapter
+        if "window" not in cell.settings:
+            return adapter
+        return eata.Window(adapter, int(cell.settings["window"]), exact=bool(cell.settings.get("exact")))
 
     def _fisher_kind(self, cell: Cell) -> tuple[int, Per]:
         """Of how many samples, and how they are squared: as the preset's beta wants it; a budget is in nats."""

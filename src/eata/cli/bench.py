@@ -62,7 +62,7 @@ def bench(
         str,
         typer.Option(
             help="How shifts follow one another: reset, continual, gradual, mixed, correlated[:DELTA], recurring:N, or "
-            "two of them as in gradual+correlated; default: the experiment's."
+            "two of them as in gradual+correlated; default: the experiment's. Some of those of 'streams', with commas."
         ),
     ] = "",
     threads: Annotated[

@@ -148,6 +148,9 @@ def _from_files(
     else:
         files, labels, class_names = images.by_subfolder(path)
         prepare = partial(images.fit, target=target)
+        places = imagenet.full_index()
+        if class_names and config.get("num_classes") == len(places) and set(class_names) < set(places):
+            class_index = [places[name] for name in class_names]
     return images.FileStream(
         _name(kind, corruption, severity),
         class_names,

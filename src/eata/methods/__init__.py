@@ -78,7 +78,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 _ADAM: dict[str, Any] = {"lr": 0.001, "optimizer": "adam"}
 OWN_PRESETS: dict[str, dict[type[Adapter], dict[str, Any]]] = {
     "cifar10": {
-        Augment: {"copies": 32},
+        Augment: {"copies": 32, "copies_by": "augmix"},
         MEMO: {"copies": 32},
         TTT: {"copies": 32, "lr": 0.001},
         SAR: _ADAM,
@@ -88,7 +88,7 @@ OWN_PRESETS: dict[str, dict[type[Adapter], dict[str, Any]]] = {
         RoTTA: _ADAM,
     },
     "imagenet": {
-        Augment: {"copies": 64},
+        Augment: {"copies": 64, "copies_by": "augmix"},
         MEMO: {"copies": 64},
         TTT: {"copies": 20, "lr": 0.001},
         DeYO: {"e0": 0.5, "plpd": 0.3},
