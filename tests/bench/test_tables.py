@@ -149,3 +149,17 @@ def test_names_for_people() -> None:
     assert name_of("tent (full)") == "Tent (full)"
     assert name_of("tent-lr-x4") == "Tent (lr x4)"
     assert name_of("s=ent*div") == "S"
+
+
+@pytest.mark.parametrize(
+    ("experiment", "data", "title"),
+    [
+        ("imagenet-r", "imagenet-r:here", "ImageNet-R: one natural shift"),
+        ("imagenet-r", "folder:photos", "folder:photos: one natural shift"),
+        ("cifar10-c", "cifar10", "CIFAR-10-C: error by corruption"),
+        ("cifar10-c", "digits", "digits: error by corruption"),
+        ("mixed", "digits", "Mixed shifts"),
+    ],
+)
+def test_the_title_names_the_data_that_was_used(experiment: str, data: str, title: str) -> None:
+    assert tabulate(Request(experiment, data), [], {}).title == title

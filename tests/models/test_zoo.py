@@ -21,6 +21,14 @@ def bare():
     return torch.nn.Linear(3, 2)
 def wrong():
     return "net"
+def broken():
+    raise KeyError("weights")
+def silent():
+    return torch.nn.Flatten()
+def partly():
+    net = torch.nn.Linear(3, 2)
+    net.pretrained_cfg = {"num_classes": 2, "mean": (0.1,) * 3}
+    return net
 """
 
 
@@ -50,6 +58,11 @@ def test_a_net_that_does_not_tell_its_normalization(own):
         net = load("my_nets:bare")
     assert net.pretrained_cfg["mean"] == IMAGENET_MEAN
     assert net.pretrained_cfg["num_classes"] == 2
+
+
+def test_a_net_that_does_not_tell_its_classes(own):
+    with pytest.warns(UserWarning, match="ImageNet's"), pytest.raises(ValueError, match="silent does not say its num_classes"):
+        load("my_nets:silent")
 
 
 @pytest.mark.parametrize("form", ["safetensors", "plain", "state_dict", "model", "module", "both"])
@@ -120,9 +133,13 @@ def test_unsafe_and_damaged_weights(own):
         ("my_nets:nothing", "has no attribute 'nothing'"),
         ("json:dumps", "json:dumps cannot be called as a factory of models"),
         ("my_nets:wrong", "gives a str, not a torch.nn.Module"),
+        ("my_nets:broken", "my_nets:broken could not make a model: KeyError: 'weights'"),
+        ("my_nets:partly", "my_nets:partly does not say its std"),
+        ("slip:net", "slip:net cannot be imported: .*slip.py, line 1"),
     ],
 )
 def test_bad_names(own, name, message):
+    (own / "slip.py").write_text("def net(:\n")
     with pytest.raises(ValueError, match=message):
         load(name)
 

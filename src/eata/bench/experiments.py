@@ -152,7 +152,7 @@ _ALL = (
     Experiment(
         "imagenet-r",
         ("tab:imagenet-r",),
-        "ImageNet-R: renditions of 200 classes",
+        "ImageNet-R: one natural shift",
         "One natural shift, all methods; any folder of shifted images will do.",
         MAIN,
         corruptions=(NATURAL,),

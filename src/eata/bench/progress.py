@@ -135,7 +135,7 @@ def grids(table: Table, width: int) -> list[Grid]:
     for severity in table.severities:
         lines = [line for line in table.lines if line.severity == severity]
         level = "all severities" if severity is None else f"severity {severity}"
-        title = f"{table.experiment.title}, {level}: {table.experiment.measure} in %"
+        title = f"{table.title}, {level}: {table.experiment.measure} in %"
         grid = Grid(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
         grid.add_column("", no_wrap=True)
         for line in lines:

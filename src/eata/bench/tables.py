@@ -39,6 +39,7 @@ class Table:
 
     Attributes:
         experiment: which.
+        data: where the streams came from, as the user named it.
         family: of the data, to know whether published numbers may be compared.
         columns: corruptions or what else varies.
         lines: rows, best read by severity.
@@ -46,10 +47,18 @@ class Table:
     """
 
     experiment: Experiment
+    data: str
     family: str
     columns: list[str]
     lines: list[Line]
     failures: list[tuple[str, str]]
+
+    @property
+    def title(self) -> str:
+        """The experiment's, with the data that was used where the experiment is named after other data."""
+        name, colon, what = self.experiment.title.partition(": ")
+        own = self.family == self.experiment.name or not (colon and self.experiment.needs_data)
+        return self.experiment.title if own else f"{self.data}: {what}"
 
     @property
     def severities(self) -> list[int | None]:
@@ -155,7 +164,7 @@ def tabulate(request: Request, cells: Sequence[Cell], results: Mapping[str, Resu
     columns = list(dict.fromkeys(column for line in lines for column in line.values))
     order = list(experiment.corruptions)
     columns.sort(key=lambda column: order.index(column) if column in order else 0)
-    return Table(experiment, request.traits.family, columns, lines, failures)
+    return Table(experiment, request.data, request.traits.family, columns, lines, failures)
 
 
 # --- as text ----------------------------------------------------------------------------------------------------------

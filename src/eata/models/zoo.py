@@ -152,14 +152,16 @@ def _from_factory(name: str, classes: int | None) -> nn.Module:
     sys.path.insert(0, here)  # a user's own module lies where the command is run, as with `python -m`
     try:
         factory = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError, ValueError) as problem:
-        raise EataError(f"{name} cannot be imported: {problem}.") from None
+    except Exception as problem:  # it is the user's own: a slip in it may be of any kind
+        raise EataError(f"{name} cannot be imported: {problem}.") from problem
     finally:
         sys.path.remove(here)
     try:
         net = factory() if classes is None else factory(num_classes=classes)
     except TypeError as problem:
-        raise EataError(f"{name} cannot be called as a factory of models: {problem}.") from None
+        raise EataError(f"{name} cannot be called as a factory of models: {problem}.") from problem
+    except Exception as problem:
+        raise EataError(f"{name} could not make a model: {type(problem).__name__}: {problem}.") from problem
     if not isinstance(net, nn.Module):
         raise EataError(f"{name} gives a {type(net).__name__}, not a torch.nn.Module.")
     if not hasattr(net, "pretrained_cfg"):
@@ -171,6 +173,9 @@ def _from_factory(name: str, classes: int | None) -> nn.Module:
         config = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD, "input_size": (3, 224, 224)}
         linear = [module for module in net.modules() if isinstance(module, nn.Linear)]
         net.pretrained_cfg = {**config, "num_classes": linear[-1].out_features} if linear else config  # type: ignore[assignment]
+    for key in ("mean", "std", "input_size", "num_classes"):
+        if key not in _config(net):
+            raise EataError(f"{name} does not say its {key}: set net.pretrained_cfg[{key!r}] where it is built.")
     return net
 
 
