@@ -28,6 +28,7 @@ from benchmarks.nets import resnet50
 from eata import allocator, norm
 from eata.data.corruptions import CORRUPTIONS
 from eata.files import replacing
+from eata.mixture import Given
 from eata.models import ResNet26
 from eata.moments import pooled, sample_moments
 
@@ -171,16 +172,14 @@ def differences(weights: Path | None, corruption: str, length: int, limit: int) 
         exact.clear()
         with torch.no_grad():
             net(images[number + 1 - length : number + 1])
-        probes.append(list(_compared(window.remembered.statistics_by_layer, exact)))
+        probes.append(list(_compared(window.remembered.given_by_layer, exact)))
     return torch.tensor(probes)
 
 
-def _compared(
-    cached: list[tuple[Tensor, Tensor]], exact: list[tuple[Tensor, Tensor]]
-) -> Iterator[tuple[float, float, float]]:
-    for (mean_, variance), (exact_mean, exact_variance) in zip(cached, exact, strict=True):
-        ratio = (variance / exact_variance).log()
-        far = (mean_ - exact_mean).abs() / exact_variance.sqrt()
+def _compared(cached: list[Given], exact: list[tuple[Tensor, Tensor]]) -> Iterator[tuple[float, float, float]]:
+    for given, (exact_mean, exact_variance) in zip(cached, exact, strict=True):
+        ratio = (given.variance / exact_variance).log()
+        far = (given.mean - exact_mean).abs() / exact_variance.sqrt()
         yield float(far.mean()), float(ratio.mean()), float(ratio.std())
 
 

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from eata import functional, norm
 from eata.errors import EataError, unknown
-from eata.norm import Kernel, Layer, Statistics
+from eata.mixture import Given
+from eata.norm import Layer, Statistics
 
 Prior = float | Literal["auto"]
 #: the source's share in the first and in the last layer; in between it goes evenly from the one to the other
@@ -52,9 +53,9 @@ class Layered(Statistics):
         """The mean over the layers."""
         return (self.first + self.last) / 2
 
-    def normalize(self, layer: Layer, x: Tensor, kernel: Kernel) -> Tensor:
+    def for_layer(self, layer: Layer, x: Tensor) -> Given:
         depth = layer.index / max(1, self.layers - 1)
-        return kernel(self.first + (self.last - self.first) * depth, layer.mean, layer.variance)
+        return Given(self.first + (self.last - self.first) * depth, layer.mean, layer.variance)
 
 
 class Auto(Statistics):
@@ -107,8 +108,8 @@ class Auto(Statistics):
     def share(self, samples: int) -> float:
         return self.current.share(samples)
 
-    def normalize(self, layer: Layer, x: Tensor, kernel: Kernel) -> Tensor:
-        return self.current.normalize(layer, x, kernel)
+    def for_layer(self, layer: Layer, x: Tensor) -> Given:
+        return self.current.for_layer(layer, x)
 
     # --- looks ----------------------------------------------------------------------------------------------------
 

@@ -35,6 +35,8 @@ class Inputs:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.args, self.kwargs = args, kwargs
+        #: every tensor among the arguments
+        self.tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
 
     @classmethod
     def of(cls, tree: dict[str, Any]) -> Inputs:
@@ -44,11 +46,6 @@ class Inputs:
     def tree(self) -> dict[str, Any]:
         """As plain data, for what is remembered."""
         return {"args": list(self.args), "kwargs": self.kwargs}
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """Every tensor among the arguments."""
-        return [value for value in (*self.args, *self.kwargs.values()) if isinstance(value, Tensor)]
 
     @property
     def first(self) -> Tensor:
@@ -99,6 +96,8 @@ class Inputs:
 
     def split(self, size: int) -> list[Inputs]:
         """Parts of at most ``size`` samples."""
+        if len(self) <= size:
+            return [self]
         return [self.take(slice(start, start + size)) for start in range(0, len(self), size)]
 
     def finite_rows(self) -> Tensor | None:
@@ -123,7 +122,8 @@ def finite_rows(tensors: Sequence[Tensor]) -> Tensor | None:
 
     A sum is finite unless a value is not, or it overflows; only then is every value looked at.
     """
-    if not tensors or bool(torch.isfinite(sum(tensor.sum() for tensor in tensors))):  # type: ignore[arg-type]
+    sums = [tensor.sum() for tensor in tensors]
+    if not sums or math.isfinite(sums[0] if len(sums) == 1 else torch.stack(sums).sum()):
         return None
     mask = torch.stack([torch.isfinite(tensor.flatten(1) if tensor.dim() > 1 else tensor[:, None]).all(1)
                         for tensor in tensors]).all(0)  # fmt: skip

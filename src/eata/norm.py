@@ -14,8 +14,7 @@ import copy
 import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +23,8 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.overrides import TorchFunctionMode
 
 from eata.errors import EataError
-from eata.moments import Pool, batch_norm, mixed_statistics
+from eata.mixture import OWN, Given, batch_norm
+from eata.moments import mixed_statistics
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -85,10 +85,12 @@ class Layer:
         index: among the net's BatchNorm layers.
         module: the layer itself.
         channels: C.
+        parameters: scale and shift, by name, as they are now; ``module.weight`` takes as long as a small operation.
     """
 
     def __init__(self, name: str, index: int, module: BatchNorm) -> None:
         self.name, self.index, self.module, self.channels = name, index, module, module.num_features
+        self.parameters: dict[str, nn.Parameter | None] = vars(module)["_parameters"]
 
     @property
     def mean(self) -> Tensor:
@@ -108,9 +110,13 @@ def batch_norm_layers(net: nn.Module) -> list[Layer]:
 
 
 def is_plain(net: nn.Module) -> bool:
-    """Whether every layer with running statistics is a BatchNorm of PyTorch's own, whose forward does nothing else."""
+    """Whether every layer with running statistics is a BatchNorm of PyTorch's own, whose forward does nothing else.
+
+    Scale and shift have to be parameters of its own, and not computed (``torch.nn.utils.parametrize``).
+    """
     kept = [m for m in net.modules() if isinstance(m, _NormBase) and m.running_mean is not None]
-    return all(type(m).forward is _BatchNorm.forward and "forward" not in vars(m) for m in kept)
+    own = all(type(m).forward is _BatchNorm.forward and "forward" not in vars(m) for m in kept)
+    return own and all({"weight", "bias"} <= vars(m)["_parameters"].keys() for m in kept)
 
 
 def with_statistics(net: nn.Module, statistics: Mapping[int, tuple[Tensor, Tensor]]) -> nn.Module:
@@ -167,13 +173,6 @@ class Prepared:
 # --- by what they normalize -------------------------------------------------------------------------------------------
 
 
-class Kernel(Protocol):
-    """Normalizes a layer's input by ``share`` of a given mean and variance and the rest of the batch's own."""
-
-    def __call__(self, share: float, mean: Tensor, variance: Tensor, pool: Pool | None = None) -> Tensor:
-        """``pool``: who else has a part of the batch."""
-
-
 class Statistics:
     """By what BatchNorm layers normalize, in one forward pass after another.
 
@@ -219,15 +218,14 @@ class Statistics:
     def begin(self) -> None:
         """A forward pass begins, maybe the second try of one that failed half-way."""
 
-    def normalize(self, layer: Layer, x: Tensor, kernel: Kernel) -> Tensor:
-        """The layer's output for its input x (n, C, ...), by ``kernel``."""
+    def for_layer(self, layer: Layer, x: Tensor) -> Given:
+        """What the layer normalizes its input x (n, C, ...) by."""
         share = self.share(x.shape[0])
         if share == 0 and x.numel() == layer.channels:  # one value per channel has no variance
             share = 1.0
         if self.constant and 0 < share < 1:
-            mixed = mixed_statistics(x.detach(), (layer.mean, layer.variance), share)
-            return kernel(1.0, *mixed)
-        return kernel(share, layer.mean, layer.variance)
+            return Given(1.0, *mixed_statistics(x, (layer.mean, layer.variance), share))
+        return Given(share, layer.mean, layer.variance)
 
 
 class Recording(Statistics):
@@ -238,15 +236,13 @@ class Recording(Statistics):
         self.inner = inner
         self.seen: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def normalize(self, layer: Layer, x: Tensor, kernel: Kernel) -> Tensor:
-        def record(share: float, mean: Tensor, variance: Tensor, pool: Pool | None = None) -> Tensor:
-            assert pool is None  # a snapshot is of one process
-            if share < 1:
-                mean, variance = mixed_statistics(x, (mean, variance), share)
-            self.seen[layer.index] = (mean.clone(), variance.clone())
-            return kernel(1.0, mean, variance)
-
-        return self.inner.normalize(layer, x, record)
+    def for_layer(self, layer: Layer, x: Tensor) -> Given:
+        share, mean, variance, pool, _ = self.inner.for_layer(layer, x)
+        assert pool is None  # a snapshot is of one process
+        if share < 1:
+            mean, variance = mixed_statistics(x, (mean, variance), share)
+        self.seen[layer.index] = (mean.clone(), variance.clone())
+        return Given(1.0, mean, variance)
 
 
 class Normalizing(TorchFunctionMode):
@@ -294,38 +290,19 @@ class Normalizing(TorchFunctionMode):
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> Tensor:
-        kernel = partial(self.batch_norm, x, weight, bias, eps)
         layer = self._by_buffer.get(id(running_mean))
         if layer is not None:
-            return self.statistics.normalize(layer, x, kernel)
+            return self.batch_norm(x, weight, bias, eps, self.statistics.for_layer(layer, x))
         if running_mean is None and x.numel() > x.shape[1]:  # it never had running statistics
-            return kernel(0.0, None, None)
+            return self.batch_norm(x, weight, bias, eps, OWN)
         return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
 
     def normalize(self, layer: Layer, x: Tensor) -> Tensor:
         """What a layer of ours gives for x."""
-        module = layer.module
-        kernel = partial(self.batch_norm, x, module.weight, module.bias, module.eps)
-        return self.statistics.normalize(layer, x, kernel)
+        given, own = self.statistics.for_layer(layer, x), layer.parameters
+        return self.batch_norm(x, own["weight"], own["bias"], layer.module.eps, given)
 
-    def batch_norm(
-        self,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        eps: float,
-        share: float,
-        mean: Tensor | None,
-        variance: Tensor | None,
-        pool: Pool | None = None,
-    ) -> Tensor:
-        """x normalized by ``share`` of the given statistics and the rest of its own; a faster way may replace this."""
-        if pool is not None and share < 1:  # without a gradient: `eata.rows` has the one with
-            own_mean, own_variance = pool.statistics(x)
-            assert mean is not None
-            assert variance is not None
-            mean, variance, share = own_mean.lerp(mean, share), own_variance.lerp(variance, share), 1.0
-        return batch_norm(x, weight, bias, eps, share, mean, variance)
+    batch_norm = staticmethod(batch_norm)  # a faster way may replace it
 
     def _instance_norm(
         self,

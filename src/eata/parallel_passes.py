@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from eata.inputs import Inputs
-from eata.norm import Kernel, Layer, Statistics
+from eata.mixture import Given
+from eata.norm import Layer, Statistics
 from eata.passes import Pass, Runner
 from eata.processes import Processes
 from eata.rows import Engine, Gradients, LossOf, Rows, RowsFailed, Watch, full_gradients
@@ -143,13 +144,13 @@ class SharedStatistics(Statistics):
         self._processes, self._present = processes, present
         self._whole = samples / rows  # what a row here stands for in the batch, on average
 
-    def normalize(self, layer: Layer, x: Tensor, kernel: Kernel) -> Tensor:
-        """The layer's output for its input x (n, C, ...), the part of this process."""
+    def for_layer(self, layer: Layer, x: Tensor) -> Given:
+        """What the layer normalizes by; x (n, C, ...) is the part of this process."""
         share = self.share(round(x.shape[0] * self._whole))
         values = round(x.numel() / layer.channels * self._whole)
         if share == 1 or values <= 1:  # one value has no variance
-            return kernel(1.0, layer.mean, layer.variance)
-        return kernel(share, layer.mean, layer.variance, LayerPool(layer, values, self._processes, self._present))
+            return Given(1.0, layer.mean, layer.variance)
+        return Given(share, layer.mean, layer.variance, LayerPool(layer, values, self._processes, self._present))
 
 
 class LayerPool:

@@ -6,8 +6,9 @@ import math
 
 from torch import Tensor
 
+from eata.mixture import Given
 from eata.moments import mixed_statistics
-from eata.norm import Kernel, Layer, Statistics
+from eata.norm import Layer, Statistics
 
 Kept = list[list[Tensor]]  # mean and variance, (C,) each, of each BatchNorm layer
 
@@ -39,12 +40,11 @@ class Slow(Statistics):
     def begin(self) -> None:
         self._new: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def normalize(self, layer: Layer, x: Tensor, kernel: Kernel) -> Tensor:
+    def for_layer(self, layer: Layer, x: Tensor) -> Given:
         mean, variance = self._new.get(layer.index) or self.kept[layer.index]
-        if not self.momentum:
-            return kernel(1.0, mean, variance)
-        self._new[layer.index] = mixed_statistics(x.detach(), (mean, variance), 1 - self.momentum)
-        return kernel(1 - self.momentum, mean, variance)
+        if self.momentum:
+            self._new[layer.index] = mixed_statistics(x, (mean, variance), 1 - self.momentum)
+        return Given(1 - self.momentum, mean, variance)
 
     def keep(self) -> None:
         """The statistics that the last forward used are the slow ones from now on."""

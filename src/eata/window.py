@@ -16,12 +16,12 @@ from eata.adapter import Adapter
 from eata.auto import Auto
 from eata.errors import EataError
 from eata.gradient import GradientAdapter
-from eata.inputs import Inputs, in_range, joined
+from eata.inputs import Inputs, finite_rows, in_range, joined
 from eata.methods.per_image import PerImage
 from eata.norm import Statistics
 from eata.passes import Pass
 from eata.rows import Gradients, LossOf
-from eata.window_statistics import Remembered, WindowStatistics
+from eata.window_statistics import NewSamples, Remembered, WindowStatistics
 from eata.wrapper import Wrapper
 
 
@@ -189,15 +189,15 @@ class Window(Wrapper):
         places = self._places(len(inputs))
         others = self._others(inputs.kind, places) if self.learning and self._outgrows(len(inputs)) else {}
         count = min(self.count + len(inputs), self.length)
-        statistics = WindowStatistics(self.remembered, [*places, *others], count)
+        statistics = NewSamples(self.remembered, count, [*places, *others])
         batch = self._forward_by(statistics, joined([inputs, *others.values()]))
         if statistics.few and statistics.strange():
-            statistics = WindowStatistics(self.remembered, places, count, few=False)
+            statistics = NewSamples(self.remembered, count, places, few=False)
             batch = self._forward_by(statistics, inputs)
         answer = self.model.answer(batch)[: len(inputs)]
         if not self.learning:
             return answer
-        if not bool(torch.isfinite(batch.logits).all()):  # it would spoil the statistics of the next L samples
+        if finite_rows([batch.logits]) is not None:  # it would spoil the statistics of the next L samples
             self.warn_once("The net gave NaN or infinite logits for finite input; they stay out of the window.")
             self.stats.rejected += len(inputs)
             return answer
@@ -234,7 +234,7 @@ class Window(Wrapper):
             chosen = self.model.forward(inputs.take(index), grad=True)
             return chosen.gradients(torch.arange(len(index), device=index.device), loss_of)
 
-        with self._normalizing_by(WindowStatistics(self.remembered, [], self.count)):
+        with self._normalizing_by(WindowStatistics(self.remembered, self.count)):
             self.model.learn(Pass(inputs, logits, gradients=gradients))
 
     # --- life -----------------------------------------------------------------------------------------------------
@@ -250,6 +250,6 @@ class Window(Wrapper):
         if args or kwargs or not self.remembered.layers:
             return super().snapshot(*args, **kwargs)
         with self.lock:
-            WindowStatistics(self.remembered, [], self.count).begin()  # fills the room with them as they stand
-            now = enumerate(self.remembered.statistics_by_layer)
-            return norm.with_statistics(self.net, {index: (m.clone(), v.clone()) for index, (m, v) in now})
+            WindowStatistics(self.remembered, self.count).begin()  # fills the room with them as they stand
+            now = enumerate(self.remembered.given_by_layer)
+            return norm.with_statistics(self.net, {index: (g.mean.clone(), g.variance.clone()) for index, g in now})

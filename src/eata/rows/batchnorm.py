@@ -34,7 +34,8 @@ import torch
 from torch import Tensor
 
 from eata.allocator import block_like
-from eata.moments import Pool, batch_statistics
+from eata.mixture import Given, Pool
+from eata.moments import own_statistics
 from eata.rows.gradient import RowGradient, is_channels_last, take
 from eata.rows.rules import rule
 
@@ -90,10 +91,6 @@ def statistics(moments: Moments | None, x: Tensor) -> tuple[Tensor, Tensor] | No
     return mean.float(), variance.float()
 
 
-# A share of fixed mean and variance that the batch's own are mixed with.
-Given: TypeAlias = tuple[float, Tensor, Tensor]
-
-
 class BatchNorm(torch.autograd.Function):
     """BatchNorm by the batch's statistics, or a mixture with fixed ones: faster, and with the rule above backward."""
 
@@ -104,31 +101,30 @@ class BatchNorm(torch.autograd.Function):
         weight: Tensor | None,
         bias: Tensor | None,
         eps: float,
+        given: Given,
         moments: Moments | None,
         half: bool,
-        given: Given | None = None,
-        pool: Pool | None = None,
     ) -> Tensor:
         """Normalize; ``half`` keeps the input for the backward pass in 16 bits."""
+        share, fixed_mean, fixed_variance, pool, _ = given
         known = statistics(moments, x) if pool is None else pool.statistics(x)
-        if known is None and given is not None:
-            known = batch_statistics(x.to(torch.promote_types(x.dtype, given[1].dtype)))
+        if known is None and share:
+            known = own_statistics(x, fixed_mean)
         if known is None:
             y, mean, rstd = torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, eps)
             own_mean = mean
         else:
             own_mean, variance = known
             mean = own_mean
-            if given is not None:
-                share, fixed_mean, fixed_variance = given
+            if share:
                 mean, variance = mean.lerp(fixed_mean, share), variance.lerp(fixed_variance, share)
             y = torch.native_batch_norm(x, weight, bias, mean, variance, False, 0.0, eps)[0]
             rstd = (variance + eps).rsqrt_()
         ctx.affine, ctx.eps, ctx.dtype, ctx.pool = weight is not None, eps, x.dtype, pool
         # The batch's part in the statistics, for each of its values; rows that are not of the batch have none.
         values = x.numel() / x.shape[1] if pool is None else pool.values if pool.present else math.inf
-        ctx.part = (1 - given[0] if given else 1.0) / values
-        off = None if given is None else own_mean - mean  # of the batch's own mean from the one that was used
+        ctx.part = (1 - share) / values
+        off = own_mean - mean if share else None  # of the batch's own mean from the one that was used
         if half:
             x = _normalized_half(x, mean, rstd)
             weight = rstd if weight is None else rstd * weight
@@ -159,7 +155,7 @@ class BatchNorm(torch.autograd.Function):
                 dx, dweight, dbias = _by_sums(
                     dense, x, room, weight, mean, rstd, off, ctx.part, None, ctx.eps, ctx.pool
                 )
-        return dx, *((dweight, dbias) if ctx.affine else (None, None)), None, None, None, None, None
+        return dx, *((dweight, dbias) if ctx.affine else (None, None)), *[None] * 4
 
 
 def _normalized_half(x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:

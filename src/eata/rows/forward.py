@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from eata.moments import Pool
+from eata.mixture import Given
 from eata.norm import Layer, Normalizing, Statistics
 from eata.rows import batchnorm, lean, shape_rules  # noqa: F401 (importing the rules registers them)
 from eata.rows.gradient import Rows, reenter
@@ -52,28 +52,18 @@ class Watch(Normalizing):
                 return result
         return super().__torch_function__(func, types, args, kwargs)
 
-    def batch_norm(
-        self,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        eps: float,
-        share: float,
-        mean: Tensor | None,
-        variance: Tensor | None,
-        pool: Pool | None = None,
-    ) -> Tensor:
+    def batch_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, given: Given) -> Tensor:
+        """BatchNorm whose backward pass takes rows, where it learns and the batch's own statistics take part."""
         learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias))
-        one_value = x.numel() == x.shape[1] and pool is None
-        if share == 1 or one_value or not learns or (weight is None) != (bias is None):
-            return super().batch_norm(x, weight, bias, eps, share, mean, variance, pool)
+        one_value = x.numel() == x.shape[1] and given.pool is None
+        if given.share == 1 or one_value or not learns or (weight is None) != (bias is None):
+            return super().batch_norm(x, weight, bias, eps, given)
         described = len(self.lengths) % DESCRIBED == 0
         moments = batchnorm.row_moments(x, described)
         self.lengths.append(x.shape[0])
         if described and moments is not None:
             self.moments.append(moments)
-        given = None if mean is None or variance is None or share == 0 else (share, mean, variance)
-        return batchnorm.BatchNorm.apply(x, weight, bias, eps, moments, self.keep_less, given, pool)  # type: ignore[no-any-return,no-untyped-call]
+        return batchnorm.BatchNorm.apply(x, weight, bias, eps, given, moments, self.keep_less)  # type: ignore[no-any-return,no-untyped-call]
 
     def _reenter(self, gradient: Tensor) -> Tensor | None:
         return None if self.rows is None else reenter(gradient, self.rows)
