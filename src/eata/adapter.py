@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from eata import norm, state
+from eata.check import hides_layers
 from eata.errors import EataError, StateError
 from eata.inputs import Inputs, checked
 from eata.norm import Statistics
@@ -73,6 +74,8 @@ class Adapter:
     def __init__(self, net: nn.Module, *, statistics: Statistics, engine: Engine | None = None) -> None:
         if not isinstance(net, nn.Module):
             raise TypeError(f"eata.{type(self).__name__} wraps a torch.nn.Module, not a {type(net).__name__}.")
+        if isinstance(net, torch.jit.ScriptModule):
+            raise EataError(f"eata.{type(self).__name__} can't wrap this net. {hides_layers(net)}")
         if any(parameter.is_inference() for parameter in net.parameters()):
             raise EataError(
                 "This net was made under torch.inference_mode and can't be adapted; build it outside of it."
