@@ -23,6 +23,14 @@ def manifest() -> dict[str, Any]:
     }
 
 
+def keep(out: Path | None, made: dict[str, Any], numbers: dict[str, Any]) -> None:
+    """Write the numbers beside their manifest; nothing where no file is asked for."""
+    if out is None:
+        return
+    with replacing(out) as temporary:
+        temporary.write_text(json.dumps({"manifest": made, **numbers}, indent=1) + "\n", "utf-8")
+
+
 def keep_folder(out: Path | None, made: dict[str, Any], numbers: dict[str, Any], tables: list[str]) -> None:
     """The same as a folder: ``manifest.json``, ``numbers.json``, and ``table.md`` for people."""
     if out is None:
@@ -32,11 +40,3 @@ def keep_folder(out: Path | None, made: dict[str, Any], numbers: dict[str, Any],
             temporary.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
     with replacing(out / "table.md") as temporary:
         temporary.write_text("\n\n".join(tables) + "\n", "utf-8")
-
-
-def keep(out: Path | None, made: dict[str, Any], numbers: dict[str, Any]) -> None:
-    """Write the numbers beside their manifest; nothing where no file is asked for."""
-    if out is None:
-        return
-    with replacing(out) as temporary:
-        temporary.write_text(json.dumps({"manifest": made, **numbers}, indent=1) + "\n", "utf-8")

@@ -86,7 +86,9 @@ class Pass:
         """
         way_back, self._gradients = self._gradients, None
         if way_back is None:
-            raise RuntimeError("This pass has no gradient (any more): it was made with grad=False, or its was taken.")
+            raise RuntimeError(
+                "This pass has no gradient (any more): it was made with grad=False, or taken once already."
+            )
         return way_back(index, loss_of)
 
 
