@@ -6,17 +6,11 @@ Cells are files of their own, so a run goes on where it stopped, and several may
 from __future__ import annotations
 
 import json
-import shlex
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import eata
 from eata import origin
-from eata.bench.store import hardware
+from eata.bench.manifest import manifest as of_program
 from eata.errors import EataError
 from eata.files import replacing
 
@@ -51,14 +45,7 @@ class Kept:
                     f"{facts[differs[0]]!r}; name another folder."
                 )
         else:
-            about = {
-                "command": shlex.join(["python", "-m", f"benchmarks.{module}", *sys.argv[1:]]),
-                "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),
-                "commit": origin.commit(),
-                "versions": {"eata": eata.__version__, "torch": torch.__version__},
-                "hardware": hardware(torch.device("cpu")),
-            }
-            write(manifest, json.dumps(about | facts, indent=1) + "\n")
+            write(manifest, json.dumps(of_program(f"python -m benchmarks.{module}") | facts, indent=1) + "\n")
 
     def path(self, name: str) -> Path:
         """Of a cell's file."""

@@ -21,7 +21,6 @@ import argparse
 import json
 import os
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from numpy.typing import NDArray
 import eata
 from eata import methods, origin, state
 from eata.bench import streams
-from eata.bench.store import hardware
+from eata.bench.manifest import manifest
 from eata.cli.bench import numbers
 from eata.errors import EataError
 from eata.files import replacing
@@ -143,18 +142,17 @@ def main() -> None:
 
 def write_manifest(path: Path, limit: int | None) -> None:
     """What the numbers depend on, and the commands that made them."""
-    command = " ".join([f"{VARIABLE}=PATH python -m benchmarks.memo_gn", *sys.argv[1:]])
+    made = manifest(f"{VARIABLE}=PATH python -m benchmarks.memo_gn")
     known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     images = known.get("images a corruption", limit or 10_000)
     if images != (limit or 10_000):
         raise EataError(f"{path.parent} holds results of {images} images a corruption; choose another --out.")
-    commands = dict.fromkeys([*known.get("command", command).split(" && "), command])
+    commands = dict.fromkeys([*known.get("command", made["command"]).split(" && "), made["command"]])
     about = {
+        **made,
         "command": " && ".join(commands),
-        "started": known.get("started", time.strftime("%Y-%m-%d %H:%M:%S %z")),
-        "commit": known.get("commit", origin.commit()),
-        "versions": {"eata": eata.__version__, "torch": torch.__version__},
-        "hardware": hardware(torch.device("cpu")),
+        "started": known.get("started", made["started"]),
+        "commit": known.get("commit", made["commit"]),
         "weights": state.digest(net().state_dict().items()),
         "data": "CIFAR-10, corrupted here; severity 5",
         "images a corruption": images,

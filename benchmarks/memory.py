@@ -1,7 +1,7 @@
 """Memory of one adaptation step on ResNet-50, 224x224: stock PyTorch, ours, and ours with lean=True.
 
     python -m benchmarks.memory              # B = 64; needs about 12 GB for the stock side
-    python -m benchmarks.memory --batch 16
+    python -m benchmarks.memory --batch 16 --out results/speed-memory
 
 Each side runs in a process of its own. Saved activations: what autograd keeps between forward and backward, each memory
 block once, parameters left out. Peak: the most that the process ever held, less what it held before the step. The
@@ -16,12 +16,13 @@ import json
 import resource
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks import textbook
+from benchmarks import record, textbook
 from benchmarks.nets import resnet50
 from eata import rows
 from eata.inputs import Inputs
@@ -82,28 +83,45 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64, help="B (default 64)")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--what", choices=("saved", "peak"), help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="keep the numbers there, as results/speed-NAME")
     arguments = parser.parse_args()
     if arguments.side:
         print(json.dumps(run(arguments.side, arguments.batch, arguments.what == "saved")))
         return
-    print(f"ResNet-50, 224x224, B = {arguments.batch}")
-    print("| | saved activations | of stock | peak | of stock | gradient differs from the line above by |")
-    print("|---|---|---|---|---|---|")
-    stock: dict[str, float] = {}
-    reference = torch.empty(0)
+    made = record.manifest()
+    found = measure(arguments.batch)
+    print(table(found))
+    record.keep_folder(arguments.out, made, found, [table(found)])
+
+
+def measure(batch: int) -> dict[str, Any]:
+    """Bytes of each side, and how far its gradient is from that of the side before."""
+    found: dict[str, dict[str, float]] = {}
+    reference = None
     for side in SIDES:
-        saved = float(str(in_its_own_process(side, arguments.batch, "saved")["saved"]))
-        found = in_its_own_process(side, arguments.batch, "peak")
-        peak, gradient = float(str(found["peak"])), torch.tensor(found["gradient"])
-        if side == "stock":
-            stock, reference = {"saved": saved, "peak": peak}, gradient
-        difference = float((gradient - reference).norm() / reference.norm())
+        saved = float(str(in_its_own_process(side, batch, "saved")["saved"]))
+        seen = in_its_own_process(side, batch, "peak")
+        gradient = torch.tensor(seen["gradient"])
+        reference = gradient if reference is None else reference
+        differs = float((gradient - reference).norm() / reference.norm())
+        found[side] = {"saved": saved, "peak": float(str(seen["peak"])), "differs": differs}
         reference = gradient
-        print(
-            f"| {side} | {saved / 2**20:.0f} MB | {saved / stock['saved']:.2f} | {peak / 2**20:.0f} MB "
-            f"| {peak / stock['peak']:.2f} | {100 * difference:.2g} % |",
-            flush=True,
-        )
+    return {"batch": batch, "sides": found}
+
+
+def table(found: dict[str, Any]) -> str:
+    """Markdown."""
+    lines = [
+        f"ResNet-50, 224x224, B = {found['batch']}",
+        "",
+        "| | saved activations | of stock | peak | of stock | gradient differs from the line above by |",
+        "|---|---|---|---|---|---|",
+    ]
+    stock = found["sides"]["stock"]
+    for side, one in found["sides"].items():
+        sizes = [f"{one[kind] / 2**20:.0f} MB | {one[kind] / stock[kind]:.2f}" for kind in ("saved", "peak")]
+        lines.append(f"| {side} | {' | '.join(sizes)} | {100 * one['differs']:.2g} % |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import platform
-import shlex
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import eata
-from eata import origin
-from eata.bench.store import hardware
+from eata.bench.manifest import manifest as of_program
 from eata.files import replacing
 
 
 def manifest() -> dict[str, Any]:
     """Command, code and machine; call it at the start, for the code on disk may change while a benchmark runs."""
     return {
-        "command": shlex.join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
-        "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),
-        "commit": origin.commit(),
-        "versions": {"eata": eata.__version__, "python": platform.python_version(), "torch": torch.__version__},
-        "hardware": hardware(torch.device("cpu")),
+        **of_program(f"python -m benchmarks.{Path(sys.argv[0]).stem}"),
+        "threads": torch.get_num_threads(),
         "load": os.getloadavg(),
     }
 
@@ -37,3 +29,14 @@ def keep(out: Path | None, made: dict[str, Any], numbers: dict[str, Any]) -> Non
         return
     with replacing(out) as temporary:
         temporary.write_text(json.dumps({"manifest": made, **numbers}, indent=1) + "\n", "utf-8")
+
+
+def keep_folder(out: Path | None, made: dict[str, Any], numbers: dict[str, Any], tables: list[str]) -> None:
+    """The same as a folder: ``manifest.json``, ``numbers.json``, and ``table.md`` for people."""
+    if out is None:
+        return
+    for name, content in {"manifest.json": made, "numbers.json": numbers}.items():
+        with replacing(out / name) as temporary:
+            temporary.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+    with replacing(out / "table.md") as temporary:
+        temporary.write_text("\n\n".join(tables) + "\n", "utf-8")

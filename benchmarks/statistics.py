@@ -18,7 +18,6 @@ import argparse
 import csv
 import io
 import json
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -32,8 +31,7 @@ from torch import Tensor, nn
 import eata
 from benchmarks.accuracy import HALVES
 from benchmarks.imagenet_resnet50 import resnet50
-from eata import origin
-from eata.bench.store import hardware
+from eata.bench.manifest import manifest
 from eata.data import imagenet
 from eata.files import replacing
 
@@ -72,16 +70,7 @@ class Table:
         """Each run that adds lines is one entry of the manifest."""
         path = self.path.with_suffix(".json")
         made: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"severity": 5, "runs": []}
-        made["runs"].append(
-            {
-                "command": " ".join(["python -m benchmarks.statistics", *sys.argv[1:]]),
-                "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),
-                "commit": origin.commit(),
-                "torch": torch.__version__,
-                "hardware": hardware(torch.device("cpu")),
-                "lines before": len(self.rows),
-            }
-        )
+        made["runs"].append(manifest("python -m benchmarks.statistics") | {"lines before": len(self.rows)})
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
             Path(temporary).write_text(json.dumps(made, indent=1) + "\n")

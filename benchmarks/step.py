@@ -2,6 +2,7 @@
 
     python -m benchmarks.step                  # both nets; some minutes
     python -m benchmarks.step --quick          # fewer repeats
+    python -m benchmarks.step resnet26 --out results/speed-step-resnet26
     python -m benchmarks.step resnet26
     python -m benchmarks.step --since          # the methods since EATA: rows over full
     python -m benchmarks.step --busy           # on a machine that does other things too
@@ -17,6 +18,7 @@ import argparse
 import copy
 import time
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -24,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 import eata
-from benchmarks import textbook
+from benchmarks import record, textbook
 from benchmarks.nets import resnet50
 from eata import allocator, norm
 from eata.gradient import Choice
@@ -112,7 +114,8 @@ def measure_since(name: str, net: nn.Module, x: Tensor, repeats: int, clock: Cal
         print(f"| {fraction} |", " | ".join(cells), "|", flush=True)
 
 
-def measure(name: str, net: nn.Module, x: Tensor, repeats: int, clock: Callable[[], float]) -> None:
+def measure(name: str, net: nn.Module, x: Tensor, repeats: int, clock: Callable[[], float]) -> dict[str, Any]:
+    """Every ratio, by column and fraction, and the textbook step's seconds."""
     timed = sides(net, len(x))
     ratios: dict[tuple[str, float | None], list[float]] = {key: [] for key in timed}
     textbook_seconds = []
@@ -127,17 +130,34 @@ def measure(name: str, net: nn.Module, x: Tensor, repeats: int, clock: Callable[
             for key, value in seconds.items():
                 ratios[key].append(value / seconds["textbook", None])
 
-    def cell(column: str, fraction: float | None) -> str:
-        return f"{median(ratios[column, fraction]):.2f}"
+    return {
+        "net": name,
+        "batch": len(x),
+        "repeats": repeats,
+        "textbook seconds": median(textbook_seconds),
+        "forward": median(ratios["forward", None]),
+        "tent": median(ratios["tent", None]),
+        **{
+            column: {str(fraction): median(ratios[column, fraction]) for fraction in FRACTIONS}
+            for column in ("two-pass", "ours", "ours, last third")
+        },
+    }
 
-    print(f"\n{name}, B = {len(x)}; the textbook EATA step takes {1000 * median(textbook_seconds):.0f} ms")
-    print(
-        "| B'/B | forward only | Tent | EATA, textbook | EATA, two-pass | EATA, ours | ours, last third of the layers |"
-    )
-    print("|---|---|---|---|---|---|---|")
-    for fraction in FRACTIONS:
-        stock = (cell("forward", None), cell("tent", None), "1.00", cell("two-pass", fraction))
-        print(f"| {fraction} |", " | ".join((*stock, cell("ours", fraction), cell("ours, last third", fraction))), "|")
+
+def table(found: dict[str, Any]) -> str:
+    """Markdown: each time over the textbook step's."""
+    milliseconds = 1000 * found["textbook seconds"]
+    lines = [
+        f"{found['net']}, B = {found['batch']}; the textbook EATA step takes {milliseconds:.0f} ms",
+        "",
+        "| B'/B | forward only | Tent | EATA, textbook | EATA, two-pass | EATA, ours | ours, last third of layers |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for fraction in map(str, FRACTIONS):
+        values = [found["forward"], found["tent"], 1.0]
+        values += [found[column][fraction] for column in ("two-pass", "ours", "ours, last third")]
+        lines.append(f"| {fraction} | " + " | ".join(f"{value:.2f}" for value in values) + " |")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -154,6 +174,7 @@ def main() -> None:
     parser.add_argument(
         "--allocator", action="store_true", help="keep freed memory, both sides, as the eata command does"
     )
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="keep the numbers there, as results/speed-NAME")
     arguments = parser.parse_args()
     unknown = set(arguments.nets) - {"resnet26", "resnet50"}
     if unknown:
@@ -170,11 +191,16 @@ def main() -> None:
         repeats = 5 if arguments.quick else 15
         measure_since("ResNet-26, 32x32", ResNet26(10, "bn"), torch.randn(64, 3, 32, 32), repeats, clock)
         return
+    made, found = record.manifest(), []
     if "resnet26" in wanted:
-        measure("ResNet-26, 32x32", ResNet26(10, "bn"), torch.randn(64, 3, 32, 32), 5 if arguments.quick else 15, clock)
+        x, repeats = torch.randn(64, 3, 32, 32), 5 if arguments.quick else 15
+        found.append(measure("ResNet-26, 32x32", ResNet26(10, "bn"), x, repeats, clock))
+        print(table(found[-1]), flush=True)
     if "resnet50" in wanted:
-        x = torch.randn(arguments.batch, 3, 224, 224)
-        measure("ResNet-50, 224x224", resnet50(), x, 2 if arguments.quick else 5, clock)
+        x, repeats = torch.randn(arguments.batch, 3, 224, 224), 2 if arguments.quick else 5
+        found.append(measure("ResNet-50, 224x224", resnet50(), x, repeats, clock))
+        print(table(found[-1]))
+    record.keep_folder(arguments.out, made, {"nets": found}, [table(one) for one in found])
 
 
 if __name__ == "__main__":

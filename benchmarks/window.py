@@ -1,6 +1,7 @@
 """Streams of single images: what ``eata.Window`` costs over plain inference, and what its cache costs in accuracy.
 
     python -m benchmarks.window                        # time per image; about five minutes
+    python -m benchmarks.window --out results/speed-window
     python -m benchmarks.window --accuracy             # error on CIFAR-10-C; the exact window takes L forwards an image
     python -m benchmarks.window --accuracy --limit 200 --corruptions fog snow --methods bn
     python -m benchmarks.window --layers               # statistics of each layer, cached against exact
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 import eata
+from benchmarks import record
 from benchmarks.nets import resnet50
 from eata import allocator, norm
 from eata.data.corruptions import CORRUPTIONS
@@ -86,6 +88,20 @@ def times(make: Callable[[], nn.Module], side: int, length: int, rounds: int, sh
             taken["adapt"].append(stream(adapt, length))
         taken["exact"].append(stream(exact, 1))
     return {name: median(values) for name, values in taken.items()}
+
+
+def time_table(found: dict[str, dict[str, float]], length: int, share: float) -> str:
+    """Markdown: each time over that of plain inference."""
+    lines = [
+        f"L = {length}, step on {share:.0%}: processor time per image over plain inference of one image",
+        "",
+        "| net | plain | predict | adapt | exact window, predict |",
+        "|---|---|---|---|---|",
+    ]
+    for name, taken in found.items():
+        ratios = " | ".join(f"{taken[kind] / taken['plain']:.2f}" for kind in ("predict", "adapt", "exact"))
+        lines.append(f"| {name} | {1000 * taken['plain']:.1f} ms | {ratios} |")
+    return "\n".join(lines)
 
 
 # --- accuracy ---------------------------------------------------------------------------------------------------------
@@ -207,6 +223,7 @@ def main() -> None:
     parser.add_argument(
         "--allocator", action="store_true", help="keep freed memory, both sides, as the eata command does"
     )
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="keep the times there, as results/speed-window")
     chosen = parser.parse_args()
     if chosen.allocator:
         allocator.keep_freed_memory()
@@ -217,11 +234,12 @@ def main() -> None:
     if chosen.layers:
         layers(chosen)
         return
-    print(f"L = {chosen.length}, step on {chosen.share:.0%}: time per image over plain inference of one image")
-    for name in chosen.nets:
-        taken = times(*NETS[name], chosen.length, chosen.rounds, chosen.share)
-        plain = taken.pop("plain")
-        print(f"{name} ({1000 * plain:.1f} ms): " + ", ".join(f"{k} {v / plain:.2f}" for k, v in taken.items()))
+    made = record.manifest()
+    found = {name: times(*NETS[name], chosen.length, chosen.rounds, chosen.share) for name in chosen.nets}
+    table = time_table(found, chosen.length, chosen.share)
+    print(table)
+    settings = {"length": chosen.length, "share": chosen.share, "rounds": chosen.rounds}
+    record.keep_folder(chosen.out, made, {**settings, "seconds": found}, [table])
 
 
 if __name__ == "__main__":

@@ -18,11 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-import torch
-
-import eata
-from eata import origin
-from eata.bench.store import hardware
+from eata.bench.manifest import manifest
 from eata.files import replacing
 
 WAYS = {
@@ -66,11 +62,7 @@ def main() -> None:
 
 def keep(path: Path, found: dict[str, list[float]], ratios: dict[str, float]) -> None:
     content = {
-        "command": " ".join(["python -m benchmarks.workers", *sys.argv[1:]]),
-        "finished": time.strftime("%Y-%m-%d %H:%M:%S %z"),
-        "commit": origin.commit(),
-        "versions": {"eata": eata.__version__, "torch": torch.__version__},
-        "hardware": hardware(torch.device("cpu")),
+        **manifest("python -m benchmarks.workers"),
         "seconds": found,
         "2 workers over": ratios,
     }

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from eata import norm, state
+from eata.check import hides_layers
 from eata.errors import EataError, StateError
 from eata.inputs import Inputs, checked
 from eata.norm import Statistics
@@ -71,12 +72,7 @@ class Adapter:
     whole = True
 
     def __init__(self, net: nn.Module, *, statistics: Statistics, engine: Engine | None = None) -> None:
-        if not isinstance(net, nn.Module):
-            raise TypeError(f"eata.{type(self).__name__} wraps a torch.nn.Module, not a {type(net).__name__}.")
-        if any(parameter.is_inference() for parameter in net.parameters()):
-            raise EataError(
-                "This net was made under torch.inference_mode and can't be adapted; build it outside of it."
-            )
+        self.require_adaptable(net)
         self.net = net
         self.statistics = statistics
         #: False inside of ``frozen()``: predict only
@@ -97,6 +93,19 @@ class Adapter:
         self.stats = Stats()
         if statistics.carried:
             self.remember("carried", statistics.carried)
+
+    def require_adaptable(self, net: nn.Module) -> None:
+        """Raise if this net can't be wrapped, before anything is done to it."""
+        name = f"eata.{type(self).__name__}"
+        if not isinstance(net, nn.Module):
+            raise TypeError(f"{name} wraps a torch.nn.Module, not a {type(net).__name__}.")
+        if isinstance(net, torch.jit.ScriptModule):
+            raise EataError(f"{name} can't wrap this net. {hides_layers(net)}")
+        if any(parameter.is_inference() for parameter in net.parameters()):
+            raise EataError(
+                "This net was made under torch.inference_mode and can't be adapted; build it outside of it."
+            )
+        norm.require_unwrapped(net)
 
     @property
     def carried(self) -> dict[str, Any]:
@@ -149,7 +158,7 @@ class Adapter:
         """
         # The caller's no_grad or inference_mode governs the caller's code; a step needs a graph all the same.
         with self.lock, torch.inference_mode(False), torch.set_grad_enabled(True):
-            self.require_whole()
+            self.require_ready()
             inputs = self.checked(Inputs(*args, **kwargs))
             good = inputs.finite_rows()
             if good is None:
@@ -160,7 +169,9 @@ class Adapter:
         """One clean batch: forward, learn from it, answer."""
         learns = self.learning and not self.paused
         if self.learning:
-            self.statistics.prepare(len(inputs), lambda rows, statistics: self._try(inputs.take(rows), statistics))
+            self.statistics.prepare(
+                len(inputs), lambda rows, statistics: self._logits_by(statistics, inputs.take(rows))
+            )
         batch = self.forward(inputs, grad=learns)
         if self.learning:
             self.statistics.notice(batch.logits)
@@ -168,8 +179,8 @@ class Adapter:
             self.learn(batch)
         return self.answer(batch)
 
-    def _try(self, inputs: Inputs, statistics: Statistics) -> Tensor:
-        """Logits of some samples by other statistics."""
+    def _logits_by(self, statistics: Statistics, inputs: Inputs) -> Tensor:
+        """Logits of some samples by other statistics, to see which are better."""
         self.stats.forwards += len(inputs)
         return self.runner(inputs, statistics).logits
 
@@ -248,7 +259,7 @@ class Adapter:
     def reset(self) -> None:
         """Back to the source: weights, optimizer, what is remembered and stats, everything."""
         with self.lock:
-            self.require_whole()
+            self.require_ready()
             self.memory.reset()
             self.stats = Stats()
 
@@ -276,7 +287,7 @@ class Adapter:
         True
         """
         with self.lock, torch.inference_mode(False), torch.no_grad():
-            self.require_whole()
+            self.require_ready()
             recording = norm.Recording(self.statistics)
             if norm.batch_norm_layers(self.net) and self.statistics.share(1) < 1:
                 if not args and not kwargs:
@@ -287,7 +298,7 @@ class Adapter:
     def to(self, *args: Any, **kwargs: Any) -> Adapter:
         """Move everything (net, source, optimizer, memory) to a device or type, as ``nn.Module.to`` does."""
         with self.lock, torch.inference_mode(False), torch.no_grad():
-            self.require_whole()
+            self.require_ready()
             self.source_digest()  # of the weights as they were trained
             self.net.to(*args, **kwargs)
             self._place = _place(self.net)
@@ -299,7 +310,7 @@ class Adapter:
         """Follow the net to a device and type."""
         self.memory.to(device, dtype)
 
-    def require_whole(self) -> None:
+    def require_ready(self) -> None:
         """Raise unless the net is still wrapped, and where it was."""
         if not self._undo.alive:
             raise RuntimeError("This adapter was unwrapped; wrap the net again to go on.")
@@ -314,7 +325,7 @@ class Adapter:
     def state_dict(self) -> dict[str, Any]:
         """The whole adaptation state; with it, adaptation goes on bit for bit as if it had never stopped."""
         with self.lock:
-            self.require_whole()
+            self.require_ready()
             return {
                 "method": type(self).__name__,
                 "settings": self.settings,
@@ -326,7 +337,7 @@ class Adapter:
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Take over a state of the same method, settings and source model; any other raises and changes nothing."""
         with self.lock:
-            self.require_whole()
+            self.require_ready()
             self.require_fit(saved)
             self.take(saved)
 

@@ -19,12 +19,24 @@ def check(net: nn.Module) -> list[str]:
     >>> check(nn.Sequential(nn.Linear(4, 3)))[0]
     'There is no normalization layer, so there is nothing to adapt; only eata.Source, Augment and MEMO work.'
     """
-    return [*_layer_findings(net), *_tensor_findings(net), *_wrapper_findings(net)]
+    hidden = hides_layers(net)
+    return [*([hidden] if hidden else _layer_findings(net)), *_tensor_findings(net), *_wrapper_findings(net)]
+
+
+def hides_layers(net: nn.Module) -> str | None:
+    """Why the normalization layers of a net, or their weights, can't be seen; None where they can."""
+    if any(isinstance(module, torch.jit.ScriptModule) for module in net.modules()):
+        return "This is a TorchScript model: its normalization layers can't be found; give eata the plain net."
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # where nobody has imported it, no net is of its classes
+    kinds = (fsdp.FullyShardedDataParallel, fsdp.FSDPModule) if fsdp else ()
+    if any(isinstance(module, kinds) for module in net.modules()):
+        return "This is an FSDP wrapper: its weights are in pieces; give eata the whole net."
+    return None
 
 
 def nothing_to_adapt(net: nn.Module) -> str:
     """Why a net has no scale and shift to adapt."""
-    return next(iter(_layer_findings(net)), "Its normalization layers were all left out.")
+    return hides_layers(net) or next(iter(_layer_findings(net)), "Its normalization layers were all left out.")
 
 
 def _layer_findings(net: nn.Module) -> list[str]:
@@ -86,17 +98,10 @@ def _wrapper_findings(net: nn.Module) -> list[str]:
             "This is a compiled model: it adapts with backward='full' only, and recompiles when wrapped; "
             "give eata the plain net for the fast backward."
         )
-    if isinstance(net, torch.jit.ScriptModule):
-        findings.append(
-            "This is a TorchScript model: its normalization layers can't be found; give eata the plain net."
-        )
     if isinstance(net, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         findings.append(
             "This is a data-parallel wrapper: each replica would use its own statistics; give eata net.module."
         )
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # where nobody has imported it, no net is of its class
-    if fsdp is not None and isinstance(net, fsdp.FullyShardedDataParallel):
-        findings.append("This is an FSDP wrapper: its weights are in pieces; give eata the whole net.")
     owner = norm.wrapped_by(net)
     if owner is not None:
         findings.append(f"This net is wrapped by {owner} already; call unwrap() on that first.")

@@ -118,10 +118,8 @@ class GradientAdapter(Adapter):
             raise EataError(f"layers={layers} leaves nothing to adapt; use 1 or more, or None for all.")
         if lean and backward == "full":
             raise EataError("lean=True needs backward='rows'.")
-        if not isinstance(net, nn.Module):
-            raise TypeError(f"eata.{type(self).__name__} wraps a torch.nn.Module, not a {type(net).__name__}.")
-        norm.require_unwrapped(net)
         # What can fail comes before the net is touched.
+        self.require_adaptable(net)
         statistics = statistics or statistics_for(prior, net)
         free = self.free_parameters(net, layers)
         if not free:

@@ -49,7 +49,8 @@ class Given(NamedTuple):
     own_gradient: bool = False
 
 
-OWN = Given(0.0, torch.empty(0), torch.empty(0))  # the batch's alone
+Own = tuple[Tensor, Tensor]  # the batch's mean and variance, (C,) each
+OWN_ALONE = Given(0.0, torch.empty(0), torch.empty(0))
 
 
 def batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, given: Given) -> Tensor:
@@ -88,13 +89,7 @@ class Mixture(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        eps: float,
-        given: Given,
-        own: tuple[Tensor, Tensor],
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, given: Given, own: Own
     ) -> Tensor:
         """By PyTorch's kernel for fixed statistics."""
         share, *fixed = given[:3]
@@ -151,13 +146,7 @@ class OwnGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        eps: float,
-        given: Given,
-        own: tuple[Tensor, Tensor],
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, given: Given, own: Own
     ) -> Tensor:
         """The values by the given statistics: BatchNorm's own forward would find x's again, in thrice the time."""
         mean, variance = given.mean, given.variance

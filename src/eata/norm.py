@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.overrides import TorchFunctionMode
 
 from eata.errors import EataError
-from eata.mixture import OWN, Given, batch_norm
+from eata.mixture import OWN_ALONE, Given, batch_norm
 from eata.moments import mixed_statistics
 
 if TYPE_CHECKING:
@@ -294,7 +294,7 @@ class Normalizing(TorchFunctionMode):
         if layer is not None:
             return self.batch_norm(x, weight, bias, eps, self.statistics.for_layer(layer, x))
         if running_mean is None and x.numel() > x.shape[1]:  # it never had running statistics
-            return self.batch_norm(x, weight, bias, eps, OWN)
+            return self.batch_norm(x, weight, bias, eps, OWN_ALONE)
         return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
 
     def normalize(self, layer: Layer, x: Tensor) -> Tensor:

@@ -119,7 +119,7 @@ class Parallel(Wrapper):
             Logits of the shard, (b, C) or (b, C, ...), without gradient.
         """
         with self.lock, torch.inference_mode(False), torch.set_grad_enabled(True):
-            self.require_whole()
+            self.require_ready()
             inputs, good, samples, rejected = self._agree(Inputs(*args, **kwargs))
             before = self._before()
             try:

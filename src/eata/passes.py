@@ -86,7 +86,9 @@ class Pass:
         """
         way_back, self._gradients = self._gradients, None
         if way_back is None:
-            raise RuntimeError("This pass has no gradient (any more): it was made with grad=False, or its was taken.")
+            raise RuntimeError(
+                "This pass has no gradient (any more): it was made with grad=False, or taken once already."
+            )
         return way_back(index, loss_of)
 
 
@@ -119,8 +121,8 @@ class Runner:
         """
         engine = self.engine if parameters and self.engine is not None and not self.engine.failed else None
         with torch.set_grad_enabled(bool(parameters)):
-            make = partial(Normalizing if engine is None else engine.watch, self.layers, statistics, features)
-            mode, logits = self._forward(inputs, make, best_layout=engine is not None or not parameters)
+            new_mode = partial(Normalizing if engine is None else engine.watch, self.layers, statistics, features)
+            mode, logits = self._forward(inputs, new_mode, best_layout=engine is not None or not parameters)
         if features and mode.features is None:
             raise EataError("No linear layer was seen in this net, so there are no features in front of the last one.")
         kept = mode.features.detach() if features and mode.features is not None else None
@@ -135,39 +137,39 @@ class Runner:
         return Pass(inputs, logits, kept, gradients if parameters else None)
 
     def _forward(
-        self, inputs: Inputs, make: Callable[[], Normalizing], best_layout: bool
+        self, inputs: Inputs, new_mode: Callable[[], Normalizing], best_layout: bool
     ) -> tuple[Normalizing, Tensor]:
         """Logits, and what was seen on the way, of images that lie pixel by pixel: CPU kernels like that best.
 
         The textbook's gradient is taken in the caller's own layout.
         """
         try:
-            if best_layout and self._channels_last and _is_picture(inputs.first):
+            if best_layout and self._channels_last and _gains_by_layout(inputs.first):
                 try:
-                    return self._once(inputs.map(_pixel_by_pixel), make())
+                    return self._run(inputs.map(_pixel_by_pixel), new_mode())
                 except EataError:
                     raise
                 except Exception:  # the net's own errors come again
-                    found = self._once(inputs, make())
+                    found = self._run(inputs, new_mode())
                 self._channels_last = False  # it takes images apart by .view(), say, which needs the usual layout
                 return found
-            return self._once(inputs, make())
+            return self._run(inputs, new_mode())
         except (RuntimeError, ValueError, IndexError) as problem:
             said = None if isinstance(problem, EataError) else misfit(problem, inputs)
             if said is None:
                 raise
             raise said from problem
 
-    def _once(self, inputs: Inputs, mode: Normalizing) -> tuple[Normalizing, Tensor]:
+    def _run(self, inputs: Inputs, mode: Normalizing) -> tuple[Normalizing, Tensor]:
         mode.statistics.begin()
-        with self._around(mode, grad=torch.is_grad_enabled()):
+        with self._normalized(mode, grad=torch.is_grad_enabled()):
             logits = checked_logits(inputs(self.net), inputs)
         if isinstance(mode, rows.Watch) and mode.keep_less and logits.device.type == "cpu":
             allocator.give_back()
         return mode, logits
 
-    def _around(self, mode: Normalizing, grad: bool) -> contextlib.AbstractContextManager[Any]:
-        """In what the net runs, so that its layers normalize as the mode says."""
+    def _normalized(self, mode: Normalizing, grad: bool) -> contextlib.AbstractContextManager[Any]:
+        """The block in which the net's layers normalize as the mode says; the cheapest one that works."""
         if self._compiled:
             if math.isinf(mode.statistics.prior):
                 return contextlib.nullcontext()
@@ -194,8 +196,8 @@ def _instead_of_forward(layers: Sequence[Layer], mode: Normalizing) -> Iterator[
             del layer.module.__dict__["forward"]
 
 
-def _is_picture(x: Tensor) -> bool:
-    """Whether a layout pays: not for one image, whose moments (`eata.Window`) are taken plane by plane."""
+def _gains_by_layout(x: Tensor) -> bool:
+    """Whether another memory layout pays: not for one image, whose moments (`eata.Window`) are taken plane by plane."""
     return x.dim() == 4 and x.shape[0] > 1 and x.device.type == "cpu" and x.is_floating_point()
 
 

@@ -102,8 +102,8 @@ class Window(Wrapper):
             and model.unfit_for_window(exact=False) is None
         )
         self.declare(length=length, exact=exact)
-        for name, value in {"samples": [None] * length, "logits": [None] * length}.items():
-            self.remember(name, value)
+        self.remember("samples", [None] * length)
+        self.remember("logits", [None] * length)
         for name in ("count", "next", "since_step"):
             self.remember(name, 0)
         self.remember("moments", remembered.moments)

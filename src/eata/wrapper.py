@@ -69,8 +69,8 @@ class Wrapper(Adapter):
     def warn_once(self, text: str) -> None:
         self.model.warn_once(text)
 
-    def require_whole(self) -> None:
-        self.model.require_whole()
+    def require_ready(self) -> None:
+        self.model.require_ready()
 
     def reset(self) -> None:
         with self.lock:

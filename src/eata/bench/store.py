@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import platform
-import socket
-import sys
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from filelock import FileLock, Timeout
 
 import eata
-from eata import origin
+from eata.bench.manifest import manifest
 from eata.bench.protocol import Cell, Request, Result, Stage, digest
 from eata.errors import EataError
 from eata.files import replacing
@@ -134,8 +128,8 @@ def create(
     folder = out / f"{name}-{digest([_settings(request), [cell.id for cell in cells], hashes, torch.__version__])}"
     if not (folder / MANIFEST).exists():
         with replacing(folder / MANIFEST) as temporary:
-            manifest = _manifest(request, cells, weights, data)
-            temporary.write_text(json.dumps(manifest, indent=1, default=dict), "utf-8")
+            about = _manifest(request, cells, weights, data)
+            temporary.write_text(json.dumps(about, indent=1, default=dict), "utf-8")
     return Run(folder)
 
 
@@ -147,36 +141,10 @@ def _settings(request: Request) -> dict[str, Any]:
 def _manifest(request: Request, cells: list[Cell], weights: dict[str, str], data: dict[str, Any]) -> dict[str, Any]:
     return {
         "format": FORMAT,
-        "command": " ".join(["eata", *sys.argv[1:]]),
-        "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),
-        "commit": origin.commit(),
-        "versions": {
-            "eata": eata.__version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-        },
+        **manifest("eata", request.device),
         "request": asdict(request),
         "seeds": sorted({cell.seed for cell in cells}),
         "models": weights,
         "data": data,
-        "hardware": hardware(torch.device(request.device)),
         "cells": [asdict(cell) for cell in cells],
-    }
-
-
-def hardware(device: torch.device) -> dict[str, Any]:
-    """The machine, and the device that does the work, in words that a reader can compare with."""
-    cpu = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    gpu = {"cuda": torch.cuda.get_device_name, "mps": lambda _: "Apple GPU"}.get(device.type)
-    return {
-        "host": socket.gethostname(),
-        "system": platform.platform(),
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "device": str(device),
-        "gpu": gpu(device) if gpu else None,
     }

@@ -9,20 +9,16 @@ import copy
 import dataclasses
 import json
 import math
-import platform
-import shlex
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from eata import __version__, data, models
+from eata import data, models
 from eata.adapter import Adapter
 from eata.bench import hard
+from eata.bench.manifest import manifest
 from eata.data.stream import Batch
 from eata.errors import unknown
 from eata.files import replacing
@@ -91,7 +87,7 @@ def run(streams: Sequence[str], methods: Sequence[str], source: hard.Source, fol
                 raise unknown(kind, name, known)
     net = models.load(NETS[source.data]).eval()
     omega = _fisher(net, source.data)
-    rows, made = read(folder), manifest(source)  # now: the code on disk may change while it runs
+    rows, made = read(folder), manifest("eata") | {"net": NETS[source.data], "severity": hard.SEVERITY}
     done = {_key(row) for row in rows}
     for stream in streams:
         settings = preset(source.data)
@@ -168,20 +164,6 @@ def read(folder: Path) -> list[Row]:
     file = folder / "stress.json"
     rows: list[Row] = json.loads(file.read_text())["rows"] if file.exists() else []
     return rows
-
-
-def manifest(source: hard.Source) -> dict[str, Any]:
-    """What the numbers were made with."""
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    return {
-        "command": shlex.join(["eata", *sys.argv[1:]]),
-        "commit": commit,
-        "eata": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "net": NETS[source.data],
-        "severity": hard.SEVERITY,
-    }
 
 
 def line(row: Row) -> str:
