@@ -126,7 +126,11 @@ _ALL = (
         "One long stream through 15 corruptions",
         "A trained net meets 15 corruptions that it has never seen, three times over, and is never reset.",
         (
-            *(Variant(v.row, v.method, settings={**v.settings, "answers": 1}) for v in MAIN if v.row in ("source", "bn")),
+            *(
+                Variant(v.row, v.method, settings={**v.settings, "answers": 1})
+                for v in MAIN
+                if v.row in ("source", "bn")
+            ),
             *(
                 Variant(row, method, settings={**settings, **LONG, "answers": 1}, lifelong=True)
                 for row, method, settings in HELD
