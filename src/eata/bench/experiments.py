@@ -124,7 +124,8 @@ _ALL = (
         "demo",
         (),
         "One long stream through 15 corruptions",
-        "A trained net meets 15 corruptions that it has never seen, three times over, and is never reset.",
+        "A trained net meets 15 corruptions that it has never seen, three times over, at twice the paper's learning "
+        "rate, so that a short stream stands for a long one. It is never reset.",
         (
             *(
                 Variant(v.row, v.method, settings={**v.settings, "answers": 1})
