@@ -1,7 +1,7 @@
 """Worker processes over one process: the wall time of the same run, side by side.
 
 python -m benchmarks.workers               # eata bench cifar10-c --severity 5 --limit 1000
-python -m benchmarks.workers --limit 300 --out results/workers   # quicker, and kept
+python -m benchmarks.workers --limit 500 --out results/workers   # quicker, and kept
 
 Each way starts the command anew, in a folder of its own; the order of the ways changes from round to round. The
 machine has to be idle: two processes can't be twice as fast where another program has one of the cores.

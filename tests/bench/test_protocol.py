@@ -43,7 +43,11 @@ def test_forgetting_measures_the_clean_set_after_each_corruption() -> None:
     assert [len(cell.stages) for cell in demo if cell.row == "bn"] == [1] * 14 + [2]
     before, stream = [cell for cell in demo if cell.row == "eata"]
     assert [stage.role for stage in before.stages] == ["clean"]
-    assert [stage.role for stage in stream.stages] == ["shift"] * 15 + ["clean"]
+    assert [stage.role for stage in stream.stages] == ["shift"] * 45 + ["clean"]
+    # the last of the three rounds comes in the order of the cells that are not lifelong
+    assert [stage.seed for stage in stream.stages] == [2021] * 15 + [2022] * 15 + [None] * 16
+    assert [stage.corruption for stage in stream.stages] == [*CORRUPTIONS] * 3 + [None]
+    assert "rounds" not in stream.settings
     reset = [cell for cell in cells if cell.row == "tent"]
     assert [cell.stages for cell in reset] == [(Stage(name, 5), Stage(None, 5, "clean")) for name in CORRUPTIONS]
 

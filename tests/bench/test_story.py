@@ -21,7 +21,7 @@ REQUEST = Request("demo", "digits", models=("tiny:net",), limit=64)
 
 def test_the_sentences(result: Callable[..., dict[str, Any]]) -> None:
     cells = plan(REQUEST, 900)
-    score = {"source": 50, "bn": 70, "tent": 72, "eta": 74, "eata": 76}
+    score = {"source": 50, "bn": 70, "tent": 72, "eta": 74, "eata": 76, "eata-budget": 77}
     results = {
         cell.id: result(cell, score[cell.row], clean=90 if len(cell.stages) == 1 else 85, backwards=30)
         for cell in cells
@@ -30,10 +30,11 @@ def test_the_sentences(result: Callable[..., dict[str, Any]]) -> None:
     assert first.startswith("EATA takes the trained net's error from 50.0 % to 24.0 %")
     assert first.endswith("it is better on all 15 corruptions.")
     assert second == (
-        "Beside it: BN 30.0 %, Tent 28.0 %, ETA 26.0 %. EATA spent a backward pass on 30 % of the images and 1.0 times "
-        "the time of plain inference."
+        "Beside it: BN 30.0 %, Tent 28.0 %, ETA 26.0 %, EATA (budget) 23.0 %. EATA spent a backward pass on 30 % of "
+        "the images and 1.0 times the time of plain inference."
     )
-    assert third.endswith("Tent 10.0 and 15.0 %, ETA 10.0 and 15.0 %, EATA 10.0 and 15.0 %.")
+    said = ", ".join(f"{name} 10.0 -> 15.0 %" for name in ("Tent", "ETA", "EATA", "EATA (budget)"))
+    assert third.endswith(f"after the whole stream: {said}. The untouched net: 15.0 %.")
     fog = next(cell for cell in cells if cell.row == "source" and cell.stages[0].corruption == "fog")
     results[fog.id] = result(fog, 90)
     assert "better on 14 of 15 corruptions" in sentences(tabulate(REQUEST, cells, results))[0]

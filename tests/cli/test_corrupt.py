@@ -83,6 +83,13 @@ def test_names_the_files_that_it_cannot_use(source: Path, tmp_path: Path) -> Non
         assert name in result.output
 
 
+def test_a_folder_of_which_nothing_can_be_used_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad/empty.png").touch()
+    with pytest.raises(ValueError, match="None of the files could be used"):
+        run(tmp_path / "bad", tmp_path / "out", "--corruption", "fog", "--severity", 1)
+
+
 def test_stopping_keeps_whole_files_only(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save = Image.Image.save
 

@@ -187,6 +187,13 @@ def test_cut_archive(tiny, tmp_path, form):
     assert_nothing_written()
 
 
+def test_what_is_no_archive_is_told_in_one_line(tiny, tmp_path):
+    (tmp_path / "note.txt").write_text("not an archive")
+    with pytest.raises(ValueError, match="no tar archive") as refused:
+        get(tmp_path / "note.txt")
+    assert "\n" not in str(refused.value)
+
+
 @pytest.mark.parametrize("form", FOLDERS)
 def test_cut_file_in_a_folder(tiny, tmp_path, form):
     source = write_folder(tmp_path / "copy", tiny, form)

@@ -61,7 +61,10 @@ def test_a_net_that_does_not_tell_its_normalization(own):
 
 
 def test_a_net_that_does_not_tell_its_classes(own):
-    with pytest.warns(UserWarning, match="ImageNet's"), pytest.raises(ValueError, match="silent does not say its num_classes"):
+    with (
+        pytest.warns(UserWarning, match="ImageNet's"),
+        pytest.raises(ValueError, match="silent does not say its num_classes"),
+    ):
         load("my_nets:silent")
 
 

@@ -217,22 +217,53 @@ def _methods(table: Table) -> Iterator[Plot]:
     source = next((line for line in lines if line.row == "source"), None)
     if source is None or len(lines) < 2 or table.summary != "mean":
         return
-    figure, (axis,) = _panels(1, 11.4, 0.7 + 0.34 * len(lines))
+    kept = any(line.clean_before is not None for line in lines)
+    figure = Figure(figsize=(11.4, 0.8 + 0.36 * len(lines)), layout="constrained")
+    widths = [3, 2] if kept else [1]
+    axis, *beside = figure.subplots(1, len(widths), sharey=True, squeeze=False, width_ratios=widths)[0]
     for place, line in enumerate(lines):
-        colour = "#9AA3AB" if line is source else _style(table, line)["color"]
-        axis.barh(place, line.mean, color=colour, height=0.66)
+        axis.barh(place, line.mean, color=_colour(table, line), height=0.66)
         axis.annotate(f"{line.mean:.1f}", (line.mean, place), (5, 0), textcoords="offset points", va="center")
     axis.axvline(source.mean, color="black", linestyle="--", linewidth=1.1)
     axis.set_yticks(range(len(lines)), [line.name for line in lines])
     axis.tick_params(axis="y", length=0)
     axis.grid(axis="y", visible=False)
     axis.invert_yaxis()
-    axis.set_xlabel(f"mean {_measure(table)}")
+    axis.set_xlabel(f"corrupted images: mean {_measure(table)}")
+    for panel in beside:
+        _clean_panel(panel, table, lines)
     severity = "" if source.severity is None else f", severity {source.severity}"
     caption = (
         f"Mean {table.experiment.measure} over {len(table.columns)} corruptions{severity}; dashed: the source model."
     )
-    yield Plot("methods", caption, figure)
+    more = " Right: the clean images, by a new model (hollow) and after the whole stream (filled)." if kept else ""
+    yield Plot("methods", caption + more, figure)
+
+
+def _clean_panel(axis: Any, table: Table, lines: list[Line]) -> None:
+    """What each method has forgotten: an arrow from a new model's clean error to that after the stream."""
+    for place, line in enumerate(lines):
+        if line.clean is None:
+            continue
+        colour = _colour(table, line)
+        if line.clean_before is not None:
+            axis.plot([line.clean_before, line.clean], [place, place], color=colour, linewidth=2.2, alpha=0.6)
+            axis.plot(line.clean_before, place, "o", color=colour, markerfacecolor="white", markersize=7)
+        axis.plot(line.clean, place, "o", color=colour, markersize=7)
+        right = line.clean_before is None or line.clean >= line.clean_before
+        where = {"xytext": (8 if right else -8, 0), "ha": "left" if right else "right"}
+        axis.annotate(f"{line.clean:.1f}", (line.clean, place), textcoords="offset points", va="center", **where)
+    source = next(line for line in lines if line.row == "source")
+    if source.clean is not None:
+        axis.axvline(source.clean, color="black", linestyle="--", linewidth=1.1)
+    axis.margins(x=0.18)
+    axis.grid(axis="y", visible=False)
+    axis.tick_params(axis="y", length=0)
+    axis.set_xlabel(f"clean images: {_measure(table)}")
+
+
+def _colour(table: Table, line: Line) -> str:
+    return "#9AA3AB" if line.row == "source" else str(_style(table, line)["color"])
 
 
 def _bars(table: Table) -> Iterator[Plot]:

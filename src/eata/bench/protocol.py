@@ -272,7 +272,7 @@ def _cells(experiment: Experiment, request: Request, variant: Variant, severity:
     if request.stream is not None and "stream" not in settings:
         settings["stream"] = streams.parse(request.stream).name
     limits = [int(limit) for limit in (settings.pop("limit", None), request.limit) if limit is not None]
-    batch = int(settings.pop("batch", BATCH))
+    batch, rounds = int(settings.pop("batch", BATCH)), int(settings.pop("rounds", 1))
     cell = Cell(
         row=variant.row,
         column=variant.column,
@@ -302,7 +302,9 @@ def _cells(experiment: Experiment, request: Request, variant: Variant, severity:
         return [replace(cell, stages=(replace(s, role="prepare"), replace(s, frozen=True))) for s in shifts]
     if variant.lifelong:
         before = [replace(cell, stages=clean)] if clean and experiment.clean in ("around", "each") else []
-        whole = (*shifts, *clean)
+        # each round in an order of its own; the last in that of the methods that go through the images once
+        early = (replace(shift, seed=seed + turn) for turn in range(1, rounds) for shift in shifts)
+        whole = (*early, *shifts, *clean)
         if experiment.clean == "each":
             whole = tuple(stage for shift in shifts for stage in (shift, *clean))
         return [*before, replace(cell, stages=whole)]

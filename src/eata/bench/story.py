@@ -28,7 +28,7 @@ def sentences(table: Table) -> list[str]:
         f"{ours.name} takes the trained net's error from {source.mean:.1f} % to {ours.mean:.1f} % by learning from the "
         f"corrupted images themselves, without labels; it is {_better(table, source, ours)}."
     ]
-    rest = [line for row, line in lines.items() if row in ADAPTED and line is not ours]
+    rest = [line for line in lines.values() if line is not ours and line is not source]
     if rest:
         others = ", ".join(f"{line.name} {line.mean:.1f} %" for line in rest)
         share = 100 * ours.backwards / ours.forwards if ours.forwards else 0
@@ -37,7 +37,7 @@ def sentences(table: Table) -> list[str]:
             f"Beside it: {others}. {ours.name} spent a backward pass on {share:.0f} % of the images and "
             f"{times:.1f} times the time of plain inference."
         )
-    found += _forgetting([line for line in lines.values() if line.clean_before is not None])
+    found += _forgetting(source, [line for line in lines.values() if line.clean_before is not None])
     return found
 
 
@@ -47,12 +47,14 @@ def _better(table: Table, source: Line, ours: Line) -> str:
     return f"better on {'all' if wins == len(columns) else f'{wins} of'} {len(columns)} corruptions"
 
 
-def _forgetting(lines: list[Line]) -> list[str]:
+def _forgetting(source: Line, lines: list[Line]) -> list[str]:
     """What became of the clean images, before and after the stream."""
-    found = [f"{line.name} {line.clean_before:.1f} and {line.clean:.1f} %" for line in lines if line.clean is not None]
+    found = [f"{line.name} {line.clean_before:.1f} -> {line.clean:.1f} %" for line in lines if line.clean is not None]
     if not found:
         return []
-    return [f"Error on the clean images, of a new model and after the whole stream: {', '.join(found)}."]
+    untouched = "" if source.clean is None else f" The untouched net: {source.clean:.1f} %."
+    said = f"Error on the clean images, by a new model -> after the whole stream: {', '.join(found)}."
+    return [said + untouched]
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class Table:
     @property
     def title(self) -> str:
         """The experiment's, with the data that was used where the experiment is named after other data."""
-        name, colon, what = self.experiment.title.partition(": ")
+        _, colon, what = self.experiment.title.partition(": ")
         own = self.family == self.experiment.name or not (colon and self.experiment.needs_data)
         return self.experiment.title if own else f"{self.data}: {what}"
 

@@ -131,3 +131,5 @@ def _summarize(target: Path, written: int, kept: int, skipped: dict[Path, str]) 
         console.print(f"{len(skipped)} files could not be used:")
         for path, why in skipped.items():
             console.print(f"  {os.fsencode(path).decode(errors='backslashreplace')}: {why}")
+    if skipped and not written and not kept:
+        raise EataError(f"None of the files could be used, so {target} has nothing.")

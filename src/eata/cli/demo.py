@@ -20,8 +20,8 @@ def demo(
 ) -> None:
     """See adaptation at work: a trained net meets 15 corruptions it has never seen, and five ways to deal with them.
 
-    The corruptions come one after another, and the net is never reset. Takes less than 2 minutes on 2 cores, and writes
-    a page about what it found.
+    The corruptions come one after another, three times over, and the net is never reset. Takes less than 2 minutes on 2
+    cores, and writes a page about what it found.
     """
     from eata.bench.engines import cores
     from eata.bench.progress import grids

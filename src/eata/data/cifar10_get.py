@@ -232,7 +232,8 @@ def _members(source: Path) -> Iterator[tuple[str, bytes]]:
     except (tarfile.TarError, EOFError, zlib.error, OSError) as problem:
         if isinstance(problem, OSError) and problem.errno is not None:
             raise
-        raise EataError(f"{source} is cut short, damaged or no tar archive ({problem}); fetch it again.") from None
+        first = (str(problem).splitlines() or [type(problem).__name__])[0].rstrip(":")  # tarfile tells every try
+        raise EataError(f"{source} is cut short, damaged or no tar archive ({first}); fetch it again.") from None
 
 
 def _matters(name: str) -> bool:
