@@ -47,7 +47,7 @@ class Column:
 
     Attributes:
         head: what stands above it.
-        folder: of ``results/``.
+        folder: of ``results/``; several that have different rows are joined by ``+``.
         severity: as in the folder's ``table.csv``: 1 to 5, or ``"all"``.
         column: likewise, such as ``"mean"`` or ``"gaussian_noise"``.
         what: ``"measured"`` (with its deviation, if any), ``"published"`` or ``"backwards"``.
@@ -63,11 +63,12 @@ class Column:
 @cache
 def records(folder: str) -> dict[tuple[str, str, str], dict[str, str]]:
     """The lines of a folder's table by row, severity and column; none if there is no such folder."""
-    path = RESULTS / folder / "table.csv"
-    if not path.is_file():
-        return {}
-    with path.open(encoding="utf-8", newline="") as lines:
-        return {(line["row"], line["severity"], line["column"]): line for line in csv.DictReader(lines)}
+    found = {}
+    for path in (RESULTS / name / "table.csv" for name in folder.split("+")):
+        if path.is_file():
+            with path.open(encoding="utf-8", newline="") as lines:
+                found |= {(line["row"], line["severity"], line["column"]): line for line in csv.DictReader(lines)}
+    return found
 
 
 def cell(row: str, column: Column) -> str:
@@ -177,7 +178,17 @@ def photographs(severity: int) -> str:
 
 
 WINDOWS = tuple(f"{m}-window-{n}{e}" for n in (32, 64) for e in ("-exact", "") for m in ("tent", "eta"))
+LIFELONG_5 = "cifar10-c-lifelong+cifar10-c-severity-5"
 TABLES = {
+    "lifelong": lambda: grid(
+        LIFELONG,
+        [
+            Column("corruptions", LIFELONG_5),
+            Column("clean afterwards", LIFELONG_5, column="clean"),
+            Column("backwards", LIFELONG_5, what="backwards"),
+        ],
+    ),
+    "lifelong-orders": lambda: written("lifelong"),
     "cifar10-c": cifar10c,
     "forgetting-5": lambda: forgetting(5),
     "forgetting-3": lambda: forgetting(3),
