@@ -84,13 +84,20 @@ def cell(row: str, column: Column) -> str:
 
 
 def grid(rows: Sequence[str], columns: Iterable[Column], first: str = "") -> str:
-    """A table with a line for each row that has any number; columns without any are left out."""
+    """A table with a line for each row that has any number, and where it is from; columns without any are left out."""
     shown = [column for column in columns if any(cell(row, column) for row in rows)]
     if not shown:
         return MISSING
     lines = [[first, *(column.head for column in shown)], ["---", *["---:"] * len(shown)]]
     lines += [[name_of(row), *found] for row in rows if any(found := [cell(row, column) for column in shown])]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"{table}\n\n{data(name for column in shown for name in column.folder.split('+'))}"
+
+
+def data(folders: Iterable[str]) -> str:
+    """Links to the folders that are there."""
+    there = (name for name in dict.fromkeys(folders) if (RESULTS / name / "table.md").is_file())
+    return f"Data: {', '.join(f'[{name}](../results/{name}/table.md)' for name in there)}."
 
 
 def swept(folder: str, rows: Sequence[str], severity: int = 5, prefix: str = "") -> str:
@@ -114,7 +121,7 @@ def beside(folder: str, rows: Sequence[str], column: str, severities: Sequence[i
 def written(folder: str) -> str:
     """The table that a benchmark wrote itself."""
     path = RESULTS / folder / "table.md"
-    return path.read_text("utf-8").strip() if path.is_file() else MISSING
+    return f"{path.read_text('utf-8').strip()}\n\n{data([folder])}" if path.is_file() else MISSING
 
 
 def cifar10c() -> str:

@@ -162,6 +162,7 @@ def test_a_table_of_what_reproduced(tmp_path, monkeypatch):
     reproduced.records.cache_clear()
     assert reproduced.written("none") == reproduced.grid(["tent"], [reproduced.Column("here", "none")])
     (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "table.md").write_text("| as it is |\n")
     (tmp_path / "run" / "table.csv").write_text(
         "row,severity,column,measured,deviation,published,backwards\n"
         "tent,5,mean,24.63,0.125,20.2,10000\n"
@@ -178,7 +179,10 @@ def test_a_table_of_what_reproduced(tmp_path, monkeypatch):
         "| --- | ---: | ---: | ---: |",
         "| Tent | 24.6 ± 0.12 | 10,000 | 20.2 |",
         "| EATA (lifelong) | 23.4 | 8,290 |  |",
+        "",
+        "Data: [run](../results/run/table.md).",
     ]
+    assert reproduced.written("run") == "| as it is |\n\nData: [run](../results/run/table.md)."
     reproduced.records.cache_clear()
 
 
