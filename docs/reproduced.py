@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from eata.bench.lines import name_of
+from eata.bench.tables import column_name
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -100,10 +101,18 @@ def data(folders: Iterable[str]) -> str:
     return f"Data: {', '.join(f'[{name}](../results/{name}/table.md)' for name in there)}."
 
 
-def swept(folder: str, rows: Sequence[str], severity: int = 5, prefix: str = "") -> str:
-    """A table of what varies: a column for each value."""
-    found = dict.fromkeys(column for _, _, column in records(folder) if column.startswith(prefix))
-    return grid(rows, [Column(name.removeprefix(prefix), folder, severity, name) for name in found])
+AFTER = "clean after "
+
+
+def swept(folder: str, rows: Sequence[str], severity: int = 5) -> str:
+    """A table of what varies: a column for each value; then the clean set, where it was measured after each."""
+    found = dict.fromkeys(column for _, _, column in records(folder) if column not in ("clean", "new"))
+    shifts = [name for name in found if not name.startswith(AFTER)]
+    tables = [grid(rows, [Column(column_name(name), folder, severity, name) for name in shifts])]
+    if len(found) > len(shifts):
+        clean = [Column(name.removeprefix(AFTER), folder, severity, name) for name in found if name.startswith(AFTER)]
+        tables.append(grid(rows, clean, "clean set"))
+    return "\n\n".join(tables)
 
 
 def beside(folder: str, rows: Sequence[str], column: str, severities: Sequence[int]) -> str:

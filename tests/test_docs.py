@@ -182,6 +182,13 @@ def test_a_table_of_what_reproduced(tmp_path, monkeypatch):
         "",
         "Data: [run](../results/run/table.md).",
     ]
+    (tmp_path / "swept").mkdir()
+    (tmp_path / "swept" / "table.csv").write_text(
+        "row,severity,column,measured,deviation\neata,5,200,68.5,\neata,5,clean,90,\neata,5,clean after 200,90.25,\n"
+    )
+    shift, _, clean, _ = reproduced.swept("swept", ["eata"]).split("\n\n")
+    assert shift.endswith("| EATA | 68.5 |")
+    assert clean == "| clean set | 200 |\n| --- | ---: |\n| EATA | 90.2 |"
     assert reproduced.written("run") == "| as it is |\n\nData: [run](../results/run/table.md)."
     reproduced.records.cache_clear()
 
