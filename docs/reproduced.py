@@ -51,7 +51,8 @@ class Column:
         folder: of ``results/``; several that have different rows are joined by ``+``.
         severity: as in the folder's ``table.csv``: 1 to 5, or ``"all"``.
         column: likewise, such as ``"mean"`` or ``"gaussian_noise"``.
-        what: ``"measured"`` (with its deviation, if any), ``"published"`` or ``"backwards"``.
+        what: ``"measured"`` (with its deviation, if any), ``"published"``, ``"backwards"``, ``"seconds"`` a stream or
+            ``"memory"`` in MB.
     """
 
     head: str
@@ -80,6 +81,8 @@ def cell(row: str, column: Column) -> str:
         return ""
     if column.what == "backwards":
         return f"{float(value):,.0f}"
+    if column.what == "memory":
+        return f"{float(value) / 1e6:,.1f}"
     deviation = found["deviation"] if column.what == "measured" else ""
     return f"{float(value):.1f} ± {float(deviation):.2f}" if deviation else f"{float(value):.1f}"
 
@@ -194,6 +197,7 @@ def photographs(severity: int) -> str:
 
 
 WINDOWS = tuple(f"{m}-window-{n}{e}" for n in (32, 64) for e in ("-exact", "") for m in ("tent", "eta"))
+MODES = tuple(f"{method} ({mode})" for method in ("tent", "eta", "eata") for mode in ("full", "rows"))
 LIFELONG_5 = "cifar10-c-lifelong+cifar10-c-severity-5"
 TABLES = {
     "lifelong": lambda: grid(
@@ -246,6 +250,11 @@ TABLES = {
     "mixed": lambda: beside("mixed", ("source", "tent", "eata"), "mixed", (3, 5)),
     "batch-1": lambda: beside("batch-1", ("source", "tent", "eta", *WINDOWS), "gaussian_noise", (5,)),
     "backbones": lambda: swept("backbones", ("source", "tent", "eata")),
+    "wall-clock": lambda: grid(
+        MODES,
+        [Column(what, "wall-clock", 5, "gaussian_noise", what) for what in ("backwards", "seconds")],
+    ),
+    "memory": lambda: grid(MODES, [Column("MB at the peak of a step", "memory", 5, "gaussian_noise", "memory")]),
     "photographs-5": lambda: photographs(5),
     "photographs-3": lambda: photographs(3),
     "streams-bn": lambda: streams("bn"),
