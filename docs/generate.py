@@ -283,7 +283,7 @@ def _reproduced(found: dict[str, Path]) -> str:
             head = ["| method | severity | of | measured | paper | difference |", "|---|---|---|---|---|---|"]
             lines = [_beside(row) for row in rows]
             parts.append(f"## {_title(name).capitalize()}\n\n" + "\n".join([*head, *lines]))
-    return _page("What reproduced", about, *(parts or ["Nothing is kept yet."]))
+    return _page("The paper's numbers beside ours", about, *(parts or ["Nothing is kept yet."]))
 
 
 def _beside(row: dict[str, str]) -> str:

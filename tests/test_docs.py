@@ -11,7 +11,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-from docs import execute, figure, generate, links
+from docs import check_numbers, execute, figure, generate, links, reproduced
 
 import eata
 
@@ -107,6 +107,90 @@ def test_the_figure_shows_what_the_table_says(tmp_path):
     picture = ET.fromstring(figure.svg("Mean error", bars))
     widths = [float(bar.attrib["width"]) for bar in picture.iter() if bar.attrib.get("class") in ("bar", "best")]
     assert widths[0] / widths[1] == pytest.approx(49.7 / 23.9, rel=0.01)
+
+
+@pytest.mark.parametrize("page", check_numbers.pages(), ids=lambda page: page.name)
+def test_every_number_stands_in_results(page):
+    assert check_numbers.problems(page) == []
+
+
+def test_a_number_that_was_not_measured_is_found(tmp_path, monkeypatch):
+    folder = tmp_path / "results" / "run"
+    folder.mkdir(parents=True)
+    (folder / "table.csv").write_text("row,measured,backwards\neata,23.9412,7618.2\n")
+    (folder / "run.json").write_text('{"seed": 11.1}')
+    monkeypatch.setattr(check_numbers, "RESULTS", tmp_path / "results")
+    check_numbers.measured.cache_clear()
+    page = tmp_path / "page.md"
+    page.write_text(
+        "An error of 1.5 %, and torch 2.6\n"
+        "| a | 2.5 |\n"
+        "<!-- from run paper -->\n"
+        "| a | **23.9** | 7,618 | 19.7 | `0.1` | [1.25](results/1.25) |\n"
+        "it was 23.8 here, not 23.94; 7,619; 11.1\n"
+        "# Next\n"
+        "3.5 points\n"
+        "<!-- no measurements -->\n"
+        "| lr | 0.005 |\n"
+        "<!-- from nothing -->\n"
+        "| 4.5 |\n"
+        "<!-- made x -->\n| 9.9 |\n<!-- /made -->\n"
+    )
+    found = [problem.split(": ")[:2] for problem in check_numbers.problems(page)]
+    assert found == [
+        ["page.md:1", "1.5"],
+        ["page.md:2", "2.5"],
+        ["page.md:4", "1.25 is not in run, paper"],
+        ["page.md:5", "23.8 is not in run, paper"],
+        ["page.md:5", "7,619 is not in run, paper"],
+        ["page.md:5", "11.1 is not in run, paper"],
+        ["page.md:7", "3.5"],
+        ["page.md:11", "there is no results/nothing"],
+        ["page.md:11", "4.5 is not in nothing"],
+    ]
+    check_numbers.measured.cache_clear()
+
+
+def test_what_reproduced_is_made_from_results():
+    page = reproduced.PAGE.read_text("utf-8")
+    assert reproduced.filled(page) == page, "run python docs/reproduced.py"
+    assert set(re.findall(r"<!-- made (\S+) -->", page)) == set(reproduced.TABLES)
+
+
+def test_a_table_of_what_reproduced(tmp_path, monkeypatch):
+    monkeypatch.setattr(reproduced, "RESULTS", tmp_path)
+    reproduced.records.cache_clear()
+    assert reproduced.written("none") == reproduced.grid(["tent"], [reproduced.Column("here", "none")])
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "table.md").write_text("| as it is |\n")
+    (tmp_path / "run" / "table.csv").write_text(
+        "row,severity,column,measured,deviation,published,backwards\n"
+        "tent,5,mean,24.63,0.125,20.2,10000\n"
+        "eata-lifelong,5,mean,23.36,,,8290.4\n"
+    )
+    columns = [
+        reproduced.Column("here", "run"),
+        reproduced.Column("backwards", "run", what="backwards"),
+        reproduced.Column("paper", "run", what="published"),
+        reproduced.Column("other", "none"),
+    ]
+    assert reproduced.grid(["source", "tent", "eata-lifelong"], columns).splitlines() == [
+        "|  | here | backwards | paper |",
+        "| --- | ---: | ---: | ---: |",
+        "| Tent | 24.6 ± 0.12 | 10,000 | 20.2 |",
+        "| EATA (lifelong) | 23.4 | 8,290 |  |",
+        "",
+        "Data: [run](../results/run/table.md).",
+    ]
+    (tmp_path / "swept").mkdir()
+    (tmp_path / "swept" / "table.csv").write_text(
+        "row,severity,column,measured,deviation\neata,5,200,68.5,\neata,5,clean,90,\neata,5,clean after 200,90.25,\n"
+    )
+    shift, _, clean, _ = reproduced.swept("swept", ["eata"]).split("\n\n")
+    assert shift.endswith("| EATA | 68.5 |")
+    assert clean == "| clean set | 200 |\n| --- | ---: |\n| EATA | 90.2 |"
+    assert reproduced.written("run") == "| as it is |\n\nData: [run](../results/run/table.md)."
+    reproduced.records.cache_clear()
 
 
 def literals(folder):

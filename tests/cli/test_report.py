@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -19,6 +20,8 @@ def test_what_was_measured_is_kept_as_data_and_goes_on_from_there(place: Path, e
     code, output = eata_says(*command)
     assert code == 0, output
     (run,) = Path("runs").iterdir()
+    text = (run / "run.json").read_text()
+    (run / "run.json").write_text(text.replace('"command": "', '"command": "eata bench --out /home/me e0 ', 1))
     code, output = eata_says("report", str(run), "--into", "results/e0")
     assert (code, output.strip()) == (0, "results/e0")
     kept = Path("results/e0")
@@ -26,6 +29,7 @@ def test_what_was_measured_is_kept_as_data_and_goes_on_from_there(place: Path, e
     assert names == {"run.json", "cells", "table.md", "table.csv", "sweep.svg"}
     assert len(list(kept.glob("cells/*.json"))) == 8
     assert "eata" in (kept / "table.csv").read_text()
+    assert json.loads((kept / "run.json").read_text())["command"].startswith("eata bench e0 ")  # no path of a machine
     # A copy of it is the run: one cell that is missing is run again, the others are not.
     again = Path("again") / run.name
     shutil.copytree(kept, again)

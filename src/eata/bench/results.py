@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 from eata.bench import plots, tables
@@ -23,7 +25,9 @@ def keep(run: Run, folder: Path) -> list[Path]:
     if folder.resolve() == run.folder.resolve():
         raise EataError(f"{folder} is the run itself; name another folder, such as results/{run.folder.name}.")
     table = tables.load(run)
-    files = {MANIFEST: (run.folder / MANIFEST).read_bytes()}
+    # where the run was kept is no part of the result, and a path of one machine says nothing on another
+    manifest = run.manifest | {"command": re.sub(r" --out[= ]\S+", "", run.manifest["command"])}
+    files = {MANIFEST: json.dumps(manifest, indent=1).encode()}
     for cell in run.cells:
         if run.done(cell):
             name = f"cells/{cell.id}.json"

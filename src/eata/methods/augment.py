@@ -24,8 +24,9 @@ class Augment(PerImage):
     Args:
         net: an image classifier; ``net.pretrained_cfg`` says how its input is normalized.
         copies: of each image; the paper's 32 (CIFAR-10), 64 for ImageNet.
-        copies_by: ``"crops"``, random crops and mirror images, as Ashukha et al. have them; ``"augmix"``, the copies of
-            MEMO, which the paper's row is taken from: the presets say this (it needs ``pip install 'eata[bench]'``).
+        copies_by: ``"crops"``, random crops and mirror images, as Ashukha et al. have them; ``"augmix"``, MEMO's copies,
+            nearer to the paper's row, which is on MEMO's net: the presets say this (it needs ``pip install
+            'eata[bench]'``).
         flip: mirror half of the copies; not for digits or text.
         seed: of the random numbers.
 

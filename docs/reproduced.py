@@ -1,0 +1,271 @@
+"""The tables of ``docs/results.md``, from ``results/``: ``python docs/reproduced.py`` writes them anew.
+
+The page is plain Markdown, and everything but the tables is written by hand. A table stands between
+``<!-- made NAME -->`` and ``<!-- /made -->``; ``TABLES`` says what is in it. A test makes them all again: a page that
+differs from ``results/`` fails.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from eata.bench.lines import name_of
+from eata.bench.tables import column_name
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
+PAGE = ROOT / "docs" / "results.md"
+BLOCK = re.compile(r"(<!-- made (\S+) -->\n).*?(<!-- /made -->)", re.DOTALL)
+MISSING = "*Not measured yet.*"
+
+MAIN = ("source", "bn", "tent", "tent-episodic", "eta", "eata", "eata-lifelong")
+FIELD = (
+    "source",
+    "bn",
+    "tent",
+    "eta",
+    "eata",
+    "eata-come",
+    "rdumb",
+    "sar",
+    "deyo",
+    "roid",
+    "lame",
+    "lame-rbf",
+    "rotta",
+)
+LIFELONG = ("tent-lifelong", "eta-lifelong", "eata-lifelong", "eata-budget-lifelong")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        head: what stands above it.
+        folder: of ``results/``; several that have different rows are joined by ``+``.
+        severity: as in the folder's ``table.csv``: 1 to 5, or ``"all"``.
+        column: likewise, such as ``"mean"`` or ``"gaussian_noise"``.
+        what: ``"measured"`` (with its deviation, if any), ``"published"``, ``"backwards"``, ``"seconds"`` a stream or
+            ``"memory"`` in MB.
+    """
+
+    head: str
+    folder: str
+    severity: int | str = 5
+    column: str = "mean"
+    what: str = "measured"
+
+
+@cache
+def records(folder: str) -> dict[tuple[str, str, str], dict[str, str]]:
+    """The lines of a folder's table by row, severity and column; none if there is no such folder."""
+    found = {}
+    for path in (RESULTS / name / "table.csv" for name in folder.split("+")):
+        if path.is_file():
+            with path.open(encoding="utf-8", newline="") as lines:
+                found |= {(line["row"], line["severity"], line["column"]): line for line in csv.DictReader(lines)}
+    return found
+
+
+def cell(row: str, column: Column) -> str:
+    """One number, as it is shown."""
+    found = records(column.folder).get((row, str(column.severity), column.column), {})
+    value = found.get(column.what)
+    if not value:
+        return ""
+    if column.what == "backwards":
+        return f"{float(value):,.0f}"
+    if column.what == "memory":
+        return f"{float(value) / 1e6:,.1f}"
+    deviation = found["deviation"] if column.what == "measured" else ""
+    return f"{float(value):.1f} ± {float(deviation):.2f}" if deviation else f"{float(value):.1f}"
+
+
+def grid(rows: Sequence[str], columns: Iterable[Column], first: str = "") -> str:
+    """A table with a line for each row that has any number, and where it is from; columns without any are left out."""
+    shown = [column for column in columns if any(cell(row, column) for row in rows)]
+    if not shown:
+        return MISSING
+    lines = [[first, *(column.head for column in shown)], ["---", *["---:"] * len(shown)]]
+    lines += [[name_of(row), *found] for row in rows if any(found := [cell(row, column) for column in shown])]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"{table}\n\n{data(name for column in shown for name in column.folder.split('+'))}"
+
+
+def data(folders: Iterable[str]) -> str:
+    """Links to the folders that are there."""
+    there = (name for name in dict.fromkeys(folders) if (RESULTS / name / "table.md").is_file())
+    return f"Data: {', '.join(f'[{name}](../results/{name}/table.md)' for name in there)}."
+
+
+AFTER = "clean after "
+
+
+def swept(folder: str, rows: Sequence[str], severity: int = 5) -> str:
+    """A table of what varies: a column for each value; then the clean set, where it was measured after each."""
+    found = dict.fromkeys(column for _, _, column in records(folder) if column not in ("clean", "new"))
+    shifts = [name for name in found if not name.startswith(AFTER)]
+    tables = [grid(rows, [Column(column_name(name), folder, severity, name) for name in shifts])]
+    if len(found) > len(shifts):
+        clean = [Column(name.removeprefix(AFTER), folder, severity, name) for name in found if name.startswith(AFTER)]
+        tables.append(grid(rows, clean, "clean set"))
+    return "\n\n".join(tables)
+
+
+def beside(folder: str, rows: Sequence[str], column: str, severities: Sequence[int]) -> str:
+    """Ours and the paper's at each severity, with the backward passes."""
+    return grid(
+        rows,
+        [
+            Column(f"{head}, severity {severity}", folder, severity, column, what)
+            for severity in severities
+            for head, what in (("here", "measured"), ("backwards", "backwards"), ("paper", "published"))
+        ],
+    )
+
+
+def written(folder: str) -> str:
+    """The table that a benchmark wrote itself."""
+    path = RESULTS / folder / "table.md"
+    return f"{path.read_text('utf-8').strip()}\n\n{data([folder])}" if path.is_file() else MISSING
+
+
+def cifar10c() -> str:
+    """The main table: our severity 5, its spread, all severities, and the paper's."""
+    five, orders, everything = "cifar10-c-severity-5", "cifar10-c-severity-5-orders", "cifar10-c"
+    return grid(
+        MAIN,
+        [
+            Column("severity 5", five),
+            Column("three orders", orders),
+            Column("backwards", five, what="backwards"),
+            Column("clean after", five, column="clean"),
+            Column("severities 1 to 5", everything, "all"),
+            Column("backwards", everything, "all", what="backwards"),
+            Column("paper, 1 to 5", everything if records(everything) else five, _all(everything), what="published"),
+        ],
+    )
+
+
+def _all(folder: str) -> int | str:
+    return "all" if records(folder) else 5
+
+
+def forgetting(severity: int) -> str:
+    """Corruptions, and the clean set before and after, in one stream."""
+    folder = f"forgetting-lifelong-{severity}"
+    return grid(
+        LIFELONG,
+        [
+            Column("corruptions", folder, severity),
+            Column("clean, a new model", folder, severity, "new"),
+            Column("after 5 corruptions", folder, severity, "clean after glass_blur"),
+            Column("after 10", folder, severity, "clean after fog"),
+            Column("after all 15", folder, severity, "clean"),
+        ],
+    )
+
+
+def streams(net: str) -> str:
+    """Methods and streams; the long ones have folders of their own."""
+    apart = {"recurring:5": f"streams-{net}-recurring", "gradual": f"streams-{net}-gradual"}
+    names = ("reset", "continual", "gradual", "mixed", "correlated", "correlated:0.1", "recurring:5")
+    return grid(FIELD, [Column(name, apart.get(name, f"streams-{net}"), 5, name) for name in names])
+
+
+def photographs(severity: int) -> str:
+    """ResNet-50, reset and never reset."""
+    folder, lifelong = f"photographs-{severity}", f"photographs-lifelong-{severity}"
+    rows = ("source", "bn", "tent", "eta", "eata", "tent-lifelong", "eata-lifelong")
+    return grid(
+        rows,
+        [
+            Column("reset", folder, severity),
+            Column("clean after", folder, severity, "clean"),
+            Column("never reset", lifelong, severity),
+            Column("clean then", lifelong, severity, "clean"),
+            Column("backwards", folder, severity, what="backwards"),
+            Column("paper, 50,000 images", folder, severity, what="published"),
+        ],
+    )
+
+
+WINDOWS = tuple(f"{m}-window-{n}{e}" for n in (32, 64) for e in ("-exact", "") for m in ("tent", "eta"))
+MODES = tuple(f"{method} ({mode})" for method in ("tent", "eta", "eata") for mode in ("full", "rows"))
+LIFELONG_5 = "cifar10-c-lifelong+cifar10-c-severity-5"
+TABLES = {
+    "lifelong": lambda: grid(
+        LIFELONG,
+        [
+            Column("corruptions", LIFELONG_5),
+            Column("clean afterwards", LIFELONG_5, column="clean"),
+            Column("backwards", LIFELONG_5, what="backwards"),
+        ],
+    ),
+    "lifelong-orders": lambda: written("lifelong"),
+    "cifar10-c": cifar10c,
+    "forgetting-5": lambda: forgetting(5),
+    "forgetting-3": lambda: forgetting(3),
+    "forgetting-reset": lambda: grid(
+        ("tent", "eta", "eata", "eata-budget"),
+        [
+            Column(f"{what}, severity {severity}", f"forgetting-reset-{severity}", severity, column)
+            for severity in (5, 3)
+            for what, column in (("corruptions", "mean"), ("clean after", "clean"))
+        ],
+    ),
+    "gn": lambda: grid(
+        ("source-gn", "augment", "augment-crops", "memo"),
+        [
+            Column("75 x 10,000", "gn-source", "all"),
+            Column("75 x 100", "gn-tta-memo", "all"),
+            Column("paper", "gn-tta-memo", "all", what="published"),
+        ],
+    ),
+    "ttt": lambda: grid(
+        ("source-gn-jt", "ttt", "ttt-episodic"),
+        [
+            Column("15 x 1,000, severity 5", "ttt-severity-5"),
+            Column("75 x 100", "ttt", "all"),
+            Column("paper", "ttt", "all", what="published"),
+        ],
+    ),
+    "memo-gn": lambda: written("memo-gn"),
+    "memo-gn-2000": lambda: written("memo-gn-2000"),
+    "components": lambda: beside("components", ("s=1", "s=ent", "s=ent*div"), "gaussian_noise", (3, 5)),
+    "learning-rates": lambda: beside(
+        "learning-rates", ("tent", "tent-lr-x4", "tent-lr-x8", "tent-lr-x10", "eata"), "gaussian_noise", (3, 5)
+    ),
+    "e0": lambda: swept("e0", ("eata",)),
+    "fisher-size": lambda: swept("fisher-size", ("eta", "eata")),
+    "test-size": lambda: swept("test-size", ("tent", "eata")),
+    "entropy": lambda: swept("entropy", ("lowest entropy", "highest entropy"), 3),
+    "orders": lambda: swept("orders", ("eata",)),
+    "mixed": lambda: beside("mixed", ("source", "tent", "eata"), "mixed", (3, 5)),
+    "batch-1": lambda: beside("batch-1", ("source", "tent", "eta", *WINDOWS), "gaussian_noise", (5,)),
+    "backbones": lambda: swept("backbones", ("source", "tent", "eata")),
+    "wall-clock": lambda: grid(
+        MODES,
+        [Column(what, "wall-clock", 5, "gaussian_noise", what) for what in ("backwards", "seconds")],
+    ),
+    "memory": lambda: grid(MODES, [Column("MB at the peak of a step", "memory", 5, "gaussian_noise", "memory")]),
+    "photographs-5": lambda: photographs(5),
+    "photographs-3": lambda: photographs(3),
+    "streams-bn": lambda: streams("bn"),
+    "streams-gn": lambda: streams("gn"),
+}
+
+
+def filled(text: str) -> str:
+    """The page with every table made anew."""
+    return BLOCK.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}\n{found[3]}", text)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(filled(PAGE.read_text("utf-8")), "utf-8")
