@@ -158,9 +158,9 @@ class Adapter:
 
     def run(self, inputs: Inputs) -> Tensor:
         """One clean batch: forward, learn from it, answer."""
-        learns = self.learning and not self.paused
         if self.learning:
             self.statistics.prepare(len(inputs), lambda rows, statistics: self._try(inputs.take(rows), statistics))
+        learns = self.learning and not self.paused and not self.statistics.rests
         batch = self.forward(inputs, grad=learns)
         if self.learning:
             self.statistics.notice(batch.logits)

@@ -26,8 +26,9 @@ from eata.norm import Kernel, Layer, Statistics
 Prior = float | Literal["auto"]
 #: the source's share in the first and in the last layer; in between it goes evenly from the one to the other
 CANDIDATES = ((1.0, 1.0), (0.5, 0.5), (0.4, 1.0))
-LAMBDA = 0.3  # of the entropy of the mean prediction against the mean entropy
+LAMBDA = 0.2  # of the entropy of the mean prediction against the mean entropy
 SAMPLES = 32  # looked at until a choice is made
+SURE = 64  # looked at in the beginning, and when something changed: the first choice may be mended by the rest
 RATE = 0.1  # samples forwarded for looks, for each sample of the stream, at most on average
 BLOCK = 32  # samples whose mean entropy is compared with that of those before
 MEMORY = 256  # samples that it is compared with
@@ -83,7 +84,7 @@ class Auto(Statistics):
         self.candidates = [Layered(first, last, layers) for first, last in CANDIDATES]
         self.carried: dict[str, Any] = {
             "choice": 0,
-            "missing": SAMPLES,  # samples of the look under way; 0: none is
+            "missing": SURE,  # samples of the look under way; 0: none is
             "credit": 0.0,  # forwards that may be spent on looks
             "changed": False,
             "jump": JUMP,
@@ -104,6 +105,15 @@ class Auto(Statistics):
         """Sooner or later."""
         return True
 
+    @property
+    def rests(self) -> bool:
+        """While the source's statistics are the best, there is nothing to learn.
+
+        Steps would do harm: with no batch to bring activations back to mean 0, what they do to one layer adds up in
+        the next, and the error climbs above the source's.
+        """
+        return math.isinf(self.current.prior)
+
     def share(self, samples: int) -> float:
         return self.current.share(samples)
 
@@ -120,6 +130,7 @@ class Auto(Statistics):
             carried["missing"] = SAMPLES
             if carried["changed"]:  # what was seen before is of no use now
                 carried.update(count=0.0, entropy=None, predictions=None, changed=False, jump=FALSE * carried["jump"])
+                carried["missing"] = SURE
         carried["credit"] = min(carried["credit"] + RATE * samples, full)
         if not carried["missing"]:
             return
@@ -133,8 +144,11 @@ class Auto(Statistics):
         self._add("predictions", torch.stack([functional.probabilities(of_one).sum(0) for of_one in logits]))
         carried["count"] += taken
         carried["missing"] -= taken
-        if not carried["missing"]:
+        if carried["count"] >= SAMPLES:
             self._choose()
+        if not carried["missing"]:
+            for name in ("count", "entropy", "predictions"):  # the next look counts twice as much
+                carried[name] = carried[name] / 2
 
     def _add(self, name: str, value: Tensor) -> None:
         before = self.carried[name]
@@ -145,8 +159,6 @@ class Auto(Statistics):
         mean = carried["predictions"] / carried["count"]
         spread = -(mean * mean.clamp_min(torch.finfo(mean.dtype).tiny).log()).sum(1)
         best = int((carried["entropy"] / carried["count"] - LAMBDA * spread).argmin())
-        for name in ("count", "entropy", "predictions"):  # the next look counts twice as much
-            carried[name] = carried[name] / 2
         if best != carried["choice"]:
             carried.update(choice=best, jump=JUMP, usual=[0.0, 0.0, 0.0], block=[0.0, 0.0, 0.0])
 
