@@ -161,7 +161,8 @@ class Adapter:
         if self.learning:
             self.statistics.prepare(len(inputs), lambda rows, statistics: self._try(inputs.take(rows), statistics))
         learns = self.learning and not self.paused and not self.statistics.rests
-        batch = self.forward(inputs, grad=learns)
+        with self.weights_for(self.statistics):
+            batch = self.forward(inputs, grad=learns)
         if self.learning:
             self.statistics.notice(batch.logits)
         if learns:
@@ -171,7 +172,12 @@ class Adapter:
     def _try(self, inputs: Inputs, statistics: Statistics) -> Tensor:
         """Logits of some samples by other statistics."""
         self.stats.forwards += len(inputs)
-        return self.runner(inputs, statistics).logits
+        with self.weights_for(statistics):
+            return self.runner(inputs, statistics).logits
+
+    def weights_for(self, statistics: Statistics) -> contextlib.AbstractContextManager[None]:
+        """In what a net runs that normalizes by these; a method that learns has the source's weights as well."""
+        return contextlib.nullcontext()
 
     def forward(self, inputs: Inputs, *, grad: bool = False, count: bool = True) -> Pass:
         """One forward of a batch, by the adapter's statistics; a method may call it again.
@@ -275,7 +281,7 @@ class Adapter:
         ...     torch.allclose(model.snapshot(x)(x), model(x), atol=1e-5)
         True
         """
-        with self.lock, torch.inference_mode(False), torch.no_grad():
+        with self.lock, torch.inference_mode(False), torch.no_grad(), self.weights_for(self.statistics):
             self.require_whole()
             recording = norm.Recording(self.statistics)
             if norm.batch_norm_layers(self.net) and self.statistics.share(1) < 1:

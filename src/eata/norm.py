@@ -203,7 +203,7 @@ class Statistics:
 
     @property
     def rests(self) -> bool:
-        """Whether no step is to be taken now."""
+        """Whether they stand for the source as it was: its weights are used too, and no step is taken."""
         return False
 
     def share(self, samples: int) -> float:
