@@ -7,7 +7,8 @@
     python -m benchmarks.statistics --protocol photographs --data PATH    # ResNet-50; see benchmarks.imagenet_resnet50
 
 A fixed prior counts samples: 64 is half source, half batch with batches of 64. The learning rate of the preset, which
-is for batches of 64, goes with the size of the batch. ``budget`` is EATA with a budget of 0.02 nats in place of beta.
+is for batches of 64, goes with the size of the batch. ``budget`` is EATA with a budget of 0.02 nats in place of beta;
+``window-eata`` is EATA in a window of 64 samples, for small batches.
 Each line of ``results/statistics/PROTOCOL.csv`` is one set of one stream; a run goes on where the last one stopped, and
 ``PROTOCOL.json`` says what made it. `benchmarks.statistics_table` makes tables of it.
 """
@@ -101,6 +102,8 @@ class Source:
 
     def build(self, method: str, prior: float | str, batch: int) -> eata.Adapter:
         """A new adapter around a new copy."""
+        if method.startswith("window-"):  # its steps are those of batches of 64
+            return eata.Window(self.build(method.removeprefix("window-"), prior, 64), length=64)
         net = resnet50() if self.photographs else eata.models.load("resnet26-bn-cifar10")
         kind = eata.EATA if method == "budget" else eata.methods.method(method)
         if kind is eata.Source:

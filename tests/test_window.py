@@ -58,6 +58,21 @@ def test_one_batch_norm_layer_predicts_as_the_whole_window(stream, method, prior
         torch.testing.assert_close(model(image[None])[0], expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("size", [2, 4, 16])
+@pytest.mark.parametrize("method", ["bn", "eta"])
+def test_small_batches_are_normalized_by_the_last_samples_and_the_prior(stream, method, size):
+    net = one_layer()
+    plain = copy.deepcopy(net)
+    inner = eata.BN(net, prior=32.0) if method == "bn" else eata.ETA(net, lr=1e-12, prior=32.0)
+    model = eata.Window(inner, length=32)
+    images = singles(stream, 5 * 32, torch.float32)
+    for start in range(0, len(images), size):
+        end = start + size
+        expected = naive_forward(plain, images[max(0, end - 32) : end], 32, 32.0)[-size:]
+        torch.testing.assert_close(model(torch.stack(images[start:end])), expected, rtol=0, atol=1e-5)
+    assert model.share == 0.5
+
+
 def test_the_exact_window_is_the_papers(trained, stream):
     net = trained("bn", torch.float64)
     plain = copy.deepcopy(net).eval()

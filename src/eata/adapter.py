@@ -167,12 +167,13 @@ class Adapter:
 
     def run(self, inputs: Inputs) -> Tensor:
         """One clean batch: forward, learn from it, answer."""
-        learns = self.learning and not self.paused
         if self.learning:
             self.statistics.prepare(
                 len(inputs), lambda rows, statistics: self._logits_by(statistics, inputs.take(rows))
             )
-        batch = self.forward(inputs, grad=learns)
+        learns = self.learning and not self.paused and not self.statistics.rests
+        with self.weights_for(self.statistics):
+            batch = self.forward(inputs, grad=learns)
         if self.learning:
             self.statistics.notice(batch.logits)
         if learns:
@@ -182,7 +183,12 @@ class Adapter:
     def _logits_by(self, statistics: Statistics, inputs: Inputs) -> Tensor:
         """Logits of some samples by other statistics, to see which are better."""
         self.stats.forwards += len(inputs)
-        return self.runner(inputs, statistics).logits
+        with self.weights_for(statistics):
+            return self.runner(inputs, statistics).logits
+
+    def weights_for(self, statistics: Statistics) -> contextlib.AbstractContextManager[None]:
+        """In what a net runs that normalizes by these; a method that learns has the source's weights as well."""
+        return contextlib.nullcontext()
 
     def forward(self, inputs: Inputs, *, grad: bool = False, count: bool = True) -> Pass:
         """One forward of a batch, by the adapter's statistics; a method may call it again.
@@ -286,7 +292,7 @@ class Adapter:
         ...     torch.allclose(model.snapshot(x)(x), model(x), atol=1e-5)
         True
         """
-        with self.lock, torch.inference_mode(False), torch.no_grad():
+        with self.lock, torch.inference_mode(False), torch.no_grad(), self.weights_for(self.statistics):
             self.require_ready()
             recording = norm.Recording(self.statistics)
             if norm.batch_norm_layers(self.net) and self.statistics.share(1) < 1:

@@ -8,6 +8,9 @@ statistics spread the predictions over all classes.
 What classes a batch is made of shows in the statistics of the deep layers, a shift of the images in those of the
 early ones. So one candidate has the batch's share in the early layers only: it helps where images are shifted *and*
 come sorted by class.
+
+One candidate is the source as it was, its weights included. While that is the best, nothing is learnt: the stream is
+like what the source was trained on, or nothing better is known. What was learnt before comes back with another choice.
 """
 
 from __future__ import annotations
@@ -27,8 +30,9 @@ from eata.norm import Layer, Statistics
 Prior = float | Literal["auto"]
 #: the source's share in the first and in the last layer; in between it goes evenly from the one to the other
 CANDIDATES = ((1.0, 1.0), (0.5, 0.5), (0.4, 1.0))
-LAMBDA = 0.3  # of the entropy of the mean prediction against the mean entropy
+LAMBDA = 0.2  # of the entropy of the mean prediction against the mean entropy
 SAMPLES = 32  # looked at until a choice is made
+FIRST = 64  # looked at in the beginning, where a wrong choice lasts: one is made after SAMPLES, and again with the rest
 RATE = 0.1  # samples forwarded for looks, for each sample of the stream, at most on average
 BLOCK = 32  # samples whose mean entropy is compared with that of those before
 MEMORY = 256  # samples that it is compared with
@@ -49,6 +53,15 @@ class Layered(Statistics):
         super().__init__(math.inf if first == last == 1 else 1.0)
         self.first, self.last, self.layers = first, last, layers
 
+    @property
+    def rests(self) -> bool:
+        """Whether it is the source alone.
+
+        Steps by its statistics would do harm: with no batch to bring activations back to mean 0, what they do to one
+        layer adds up in the next. And weights that were learnt by other statistics do not fit these.
+        """
+        return math.isinf(self.prior)
+
     def share(self, samples: int) -> float:
         """The mean over the layers."""
         return (self.first + self.last) / 2
@@ -62,7 +75,7 @@ class Auto(Statistics):
     """One of the candidates, chosen by the stream; the source alone until the first choice.
 
     It looks at the first samples, again when the entropy of the predictions jumps, and else now and then. All looks
-    together cost at most ``RATE`` forwards a sample, but for one look that may come early. A jump for which nothing
+    together cost at most ``RATE`` forwards a sample, but for the first and two that may come early. A jump for which nothing
     else is chosen was none (another class, say): the next has to be larger.
 
     Args:
@@ -84,8 +97,8 @@ class Auto(Statistics):
         self.candidates = [Layered(first, last, layers) for first, last in CANDIDATES]
         self.carried: dict[str, Any] = {
             "choice": 0,
-            "missing": SAMPLES,  # samples of the look under way; 0: none is
-            "credit": 0.0,  # forwards that may be spent on looks
+            "missing": FIRST,  # samples of the look under way; 0: none is
+            "credit": float(SAMPLES * len(CANDIDATES)),  # forwards that may be spent on looks
             "changed": False,
             "jump": JUMP,
             "count": 0.0,  # samples in the sums of the looks so far; older looks count less
@@ -105,6 +118,11 @@ class Auto(Statistics):
         """Sooner or later."""
         return True
 
+    @property
+    def rests(self) -> bool:
+        """The current one's."""
+        return self.current.rests
+
     def share(self, samples: int) -> float:
         return self.current.share(samples)
 
@@ -117,7 +135,7 @@ class Auto(Statistics):
         """Look at some samples of the batch if it is time to, and choose once enough were seen."""
         carried = self.carried
         full = SAMPLES * len(self.candidates)
-        if not carried["missing"] and carried["credit"] >= (0 if carried["changed"] else full):
+        if not carried["missing"] and carried["credit"] >= (-full if carried["changed"] else full):
             carried["missing"] = SAMPLES
             if carried["changed"]:  # what was seen before is of no use now
                 carried.update(count=0.0, entropy=None, predictions=None, changed=False, jump=FALSE * carried["jump"])
@@ -134,8 +152,11 @@ class Auto(Statistics):
         self._add("predictions", torch.stack([functional.probabilities(of_one).sum(0) for of_one in logits]))
         carried["count"] += taken
         carried["missing"] -= taken
-        if not carried["missing"]:
+        if carried["count"] >= SAMPLES:
             self._choose()
+        if not carried["missing"]:
+            for name in ("count", "entropy", "predictions"):  # the next look counts twice as much
+                carried[name] = carried[name] / 2
 
     def _add(self, name: str, value: Tensor) -> None:
         before = self.carried[name]
@@ -146,8 +167,6 @@ class Auto(Statistics):
         mean = carried["predictions"] / carried["count"]
         spread = -(mean * mean.clamp_min(torch.finfo(mean.dtype).tiny).log()).sum(1)
         best = int((carried["entropy"] / carried["count"] - LAMBDA * spread).argmin())
-        for name in ("count", "entropy", "predictions"):  # the next look counts twice as much
-            carried[name] = carried[name] / 2
         if best != carried["choice"]:
             carried.update(choice=best, jump=JUMP, usual=[0.0, 0.0, 0.0], block=[0.0, 0.0, 0.0])
 

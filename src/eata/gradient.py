@@ -267,6 +267,9 @@ class GradientAdapter(Adapter):
             for name, parameter in self.parameters.items():
                 parameter.data = own[name]
 
+    def weights_for(self, statistics: norm.Statistics) -> contextlib.AbstractContextManager[None]:
+        return self.using(self.source) if statistics.rests else contextlib.nullcontext()
+
     def restore_source(self) -> None:
         """Source weights and a fresh optimizer; stats and what is remembered stay."""
         with torch.inference_mode(False), torch.no_grad():

@@ -200,6 +200,11 @@ class Statistics:
         """Whether a sample's logits (may) depend on the others of its batch."""
         return self.share(1) < 1
 
+    @property
+    def rests(self) -> bool:
+        """Whether they stand for the source as it was: its weights are used too, and no step is taken."""
+        return False
+
     def share(self, samples: int) -> float:
         """The source's part in a batch of so many samples."""
         return 1.0 if math.isinf(self.prior) else self.prior / (self.prior + (self.samples or samples))
