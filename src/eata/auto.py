@@ -75,8 +75,8 @@ class Auto(Statistics):
     """One of the candidates, chosen by the stream; the source alone until the first choice.
 
     It looks at the first samples, again when the entropy of the predictions jumps, and else now and then. All looks
-    together cost at most ``RATE`` forwards a sample, but for the first and two that may come early. A jump for which nothing
-    else is chosen was none (another class, say): the next has to be larger.
+    together cost at most ``RATE`` forwards a sample, but for the first and two that may come early. A jump for which
+    nothing else is chosen was none (another class, say): the next has to be larger.
 
     Args:
         layers: how many BatchNorm layers the net has.

@@ -19,16 +19,14 @@ from eata.inputs import Inputs, finite_rows
 from eata.norm import Statistics
 from eata.wrapper import Wrapper
 
-# Of accuracy. Set on training images, but three test streams had been seen before EARN was added (docs/safe.md).
-# The more blocks were seen, the nearer to its limit a cost may come before it counts as above or below.
-EARN = 0.01  # the source answers until the adapted model costs less,
-EARN_DOUBT = 0.04  # give or take this by the number of blocks
-LOSE = 0.04  # and again when it costs more,
-LOSE_DOUBT = 0.12  # give or take this by the number of blocks
-CLASSES = 0.5  # of the source's: below it, an alarm
+# Chosen on corrupted training images: benchmarks.tune_guard, results/guard-tuning.
+CLEAR = 2.0  # standard errors from 0: a cost of which the sign is clear
+SMALL = 0.005  # of accuracy: a cost that is clearly below it is none
+ALARM = 0.05  # of accuracy: a clear cost above it is an alarm
+CLASSES = 0.5  # of the source's: predicting fewer is an alarm
 
 BLOCK = 64  # samples that a judgement needs at least
-BLOCKS = 4  # of which a judgement is made at most
+BLOCKS = 4  # of which a judgement is made at most, the latest
 LONGEST = 16  # blocks between two comparisons, once trust has grown
 SURPRISE = 4.0  # deviations from its usual entropy at which the model is compared at once
 LITTLE = 0.04  # of the largest entropy: never a surprise
@@ -49,33 +47,53 @@ class Comparison:
         agreement: share of the samples on which both predict the same class.
         cost: accuracy that is lost by not asking the source, estimated: where they disagree, by how much the source is
             surer, averaged over all samples; below 0 where adaptation helps.
+        doubt: standard error of the cost.
         classes: effective number of classes in the adapted model's predictions, exp of the entropy of their mean.
         source_classes: the same of the source.
     """
 
     agreement: float
     cost: float
+    doubt: float
     classes: float
     source_classes: float
 
     @classmethod
     def of(cls, adapted: Tensor, source: Tensor) -> Comparison:
-        """From the probabilities (n, C) of both."""
+        """From the probabilities (n, C) of both; two samples at least."""
         sure, label = adapted.max(1)
         source_sure, source_label = source.max(1)
         differ = (label != source_label).to(sure.dtype)
-        cost = (differ * (source_sure - sure)).mean()
-        return cls(*torch.stack([1 - differ.mean(), cost, _classes(adapted), _classes(source)]).tolist())
+        costs = differ * (source_sure - sure)
+        doubt = costs.std() / math.sqrt(len(costs))
+        values = [1 - differ.mean(), costs.mean(), doubt, _classes(adapted), _classes(source)]
+        return cls(*torch.stack(values).tolist())
 
     @property
     def is_varied(self) -> bool:
         """Whether the adapted model predicts about as many classes as the source; one that has collapsed does not."""
         return self.classes >= CLASSES * self.source_classes
 
+    @property
+    def is_good(self) -> bool:
+        """Whether adaptation clearly costs nothing, or next to nothing."""
+        return self.is_varied and self.cost + CLEAR * self.doubt <= SMALL
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether it clearly costs something; what is not a number is no good either."""
+        return not self.is_varied or self.cost - CLEAR * self.doubt > 0
+
+    @property
+    def is_alarming(self) -> bool:
+        """Whether it is bad, and by much."""
+        return self.is_bad and not (self.is_varied and self.cost <= ALARM)
+
     def __str__(self) -> str:
         return (
             f"adapted model and source agree on {self.agreement:.0%}, estimated cost {self.cost:+.1%} of accuracy, "
-            f"{self.classes:.1f} classes predicted where the source predicts {self.source_classes:.1f}"
+            f"give or take {self.doubt:.1%}, {self.classes:.1f} classes predicted where the source predicts "
+            f"{self.source_classes:.1f}"
         )
 
 
@@ -85,9 +103,9 @@ class Event:
 
     Attributes:
         batch: when: the number of the batch, from 1.
-        kind: ``"adapting"``: the adapted model answers from now on; ``"alarm"``: the source does; ``"reset"``: it still
-            does, for the state that was gone back to is no better; ``"waiting"``: at the start, there is nothing to
-            gain yet.
+        kind: ``"adapting"``: the adapted model answers from now on; ``"waiting"``: the source does, which is a little
+            better; ``"alarm"``: the source does, and learning was undone; ``"reset"``: it still does, for the state
+            that was gone back to is no better.
         seen: what was seen.
         done: what was done, in words.
     """
@@ -104,16 +122,18 @@ class Event:
 class Guard(Wrapper):
     """Any adapter, safe to leave on.
 
-    1. At the start the source answers (its weights and statistics), and every batch is given to both. Where they
-       disagree, the surer one is believed: this estimates what adaptation costs, in points of accuracy. As soon as it
-       costs nothing, the adapted model answers and learns; clear cases need one block of 64 samples, others up to four.
-    2. From then on both are compared after 1, 2, 4, 8 and every 16 blocks, and at once when the model's mean entropy is
-       not what it was. A cost of several points, or less than half of the source's number of classes, is an alarm.
-    3. From an alarm on the source answers, already for the batch at hand, and nothing is learnt. The weights go back
-       to those of the last good comparison; if these do no better, to the source's.
-    4. It comes back as it began (1), but has to show it twice in a row, and twice as often after each further alarm;
-       half as often again while nothing happens.
-    5. Each decision is an `Event`: in ``guard.events``, given to ``on_event``, and a line of the logger ``eata.guard``.
+    1. At the start each batch is given to both, the adapted model and the source (its weights and statistics). Where
+       they disagree, the surer one is believed, and answers. This estimates what adaptation costs, in points of
+       accuracy, with a standard error, from the latest 64 to 256 samples.
+    2. Once the cost is clearly below 0, or nothing, the adapted model answers alone. From then on both are compared
+       after 1, 2, 4, 8 and every 16 blocks of 64, and at once when the model's mean entropy is not what it was.
+    3. Once the cost is clearly above 0, the source answers, already for the batch at hand, and nothing is learnt.
+       In doubt, the surer one of both goes on answering, and the model learns.
+    4. A clear cost of several points, or less than half of the source's number of classes, is an alarm: the weights go
+       back to those of the last good comparison; if these do no better, to the source's.
+    5. It comes back when the cost is clearly below 0; after an alarm twice in a row, and twice as often after each
+       further alarm; half as often again while nothing happens.
+    6. Each decision is an `Event`: in ``guard.events``, given to ``on_event``, and a line of the logger ``eata.guard``.
 
     Args:
         model: an adapter, such as ``eata.EATA(net, fisher, budget=0.02)`` or a ``eata.Window`` around one.
@@ -132,9 +152,7 @@ class Guard(Wrapper):
     batches: int
     #: whether the source answers
     resting: bool
-    #: whether the source answers for the time being, until more was compared
-    doubting: bool
-    #: whether samples are being compared; probabilities (n, C) of model and source until there are enough
+    #: whether both are asked, and the surer one answers; the latest probabilities (n, C) of model and source
     comparing: bool
     evidence: list[Tensor] | None
     #: blocks since the last comparison, and until the next
@@ -171,7 +189,7 @@ class Guard(Wrapper):
         self.joined: Callable[[Tensor], Tensor] = _as_they_are
         self.on_event = on_event
         self._own = dict(self.net.named_parameters())
-        flags = {"resting": True, "doubting": False, "comparing": False}
+        flags = {"resting": False, "comparing": True}
         counts = {"batches": 0, "since": 0, "interval": 1, "good": 0, "need": 1}
         watched = {"evidence": None, "block": [0.0, 0], "usual": None, "kept": [], "record": []}
         for name, value in {**flags, **counts, **watched}.items():
@@ -186,8 +204,7 @@ class Guard(Wrapper):
 
     def run(self, inputs: Inputs) -> Tensor:
         if not self.learning:
-            by_source = self.resting or self.doubting
-            return self._of_source(inputs, count=True) if by_source else self.model.run(inputs)
+            return self._predicted(inputs)
         self.batches += 1
         with self._paused():
             adapted = self.model.run(inputs)
@@ -197,7 +214,14 @@ class Guard(Wrapper):
                 return adapted
         source = self._of_source(inputs)
         self._compare(adapted, source)
-        return source if self.resting or self.doubting else adapted
+        return source if self.resting else _surer(adapted, source) if self.comparing else adapted
+
+    def _predicted(self, inputs: Inputs) -> Tensor:
+        """The answer as it is now; nothing is learnt, compared or decided."""
+        if self.resting:
+            return self._of_source(inputs, count=True)
+        adapted = self.model.run(inputs)
+        return _surer(adapted, self._of_source(inputs)) if self.comparing else adapted
 
     def _is_due(self, logits: Tensor) -> bool:
         """Whether it is time for a comparison; watches the model's own entropy, which costs nothing."""
@@ -230,25 +254,20 @@ class Guard(Wrapper):
         if answered is not None:
             both = [p[answered] for p in both]
         if self.evidence is not None:
-            both = [torch.cat(pair) for pair in zip(self.evidence, both, strict=True)]
+            both = [torch.cat(pair)[-BLOCKS * BLOCK :] for pair in zip(self.evidence, both, strict=True)]
         self.evidence = both
-        blocks = len(both[0]) / BLOCK
-        if blocks < 1:
+        if len(both[0]) < BLOCK:
             return
         seen = Comparison.of(*both)
-        low = EARN - EARN_DOUBT / blocks if self.resting else LOSE
-        self.doubting = seen.is_varied and low < seen.cost <= LOSE + LOSE_DOUBT / blocks and blocks < BLOCKS
-        if self.doubting:
-            return
-        self.evidence, self.comparing, self.since = None, False, 0
-        limit = EARN if self.resting else LOSE + LOSE_DOUBT / blocks  # what is not a number is no good
-        (self._trust if seen.is_varied and seen.cost <= limit else self._distrust)(seen)
+        if seen.is_good or seen.is_bad:
+            self.evidence, self.comparing, self.since = None, False, 0
+            (self._distrust if seen.is_bad else self._trust)(seen)
 
     def _trust(self, seen: Comparison) -> None:
         self.good += 1
         if self.resting and self.good < self.need:
             return
-        if self.resting:
+        if self.resting or not self.record:
             self.resting, self.interval, self.usual = False, 1, None
             self._tell("adapting", seen, "the adapted model answers and learns")
         elif self.interval < LONGEST:
@@ -259,20 +278,21 @@ class Guard(Wrapper):
 
     def _distrust(self, seen: Comparison) -> None:
         self.good = 0
-        if not self.record and seen.is_varied and seen.cost <= LOSE:
-            self._tell("waiting", seen, "the source answers, for the adapted model is no better")
+        was_resting, self.resting = self.resting, True
+        if not seen.is_alarming:
+            if not was_resting:
+                self._tell("waiting", seen, "the source answers, which is a little better")
             return
-        first = not self.resting or not self.record
-        if not first and not self.kept:  # all that can be done was done
+        alarmed = was_resting and self.record[-1]["kind"] in ("alarm", "reset")
+        if alarmed and not self.kept:  # all that can be done was done
             return
-        if first:
-            self.need = min(2 * self.need, PATIENCE)
-        else:
+        if alarmed:
             self.kept = []
+        else:
+            self.need = min(2 * self.need, PATIENCE)
         where = "those of the last good comparison" if self.kept else "the source's"
         self._undo_learning()
-        self.resting = True
-        self._tell("alarm" if first else "reset", seen, f"the source answers, and the weights are {where}")
+        self._tell("reset" if alarmed else "alarm", seen, f"the source answers, and the weights are {where}")
 
     def _tell(self, kind: Kind, seen: Comparison, done: str) -> None:
         event = Event(self.batches, kind, seen, done)
@@ -330,8 +350,8 @@ class Guard(Wrapper):
     # --- life -----------------------------------------------------------------------------------------------------
 
     def snapshot(self, *args: Any, **kwargs: Any) -> nn.Module:
-        """As the inner adapter's; the source while that answers."""
-        if not self.resting and not self.doubting:
+        """As the inner adapter's; the source while that answers. One net can't stand for both of them."""
+        if not self.resting:
             return super().snapshot(*args, **kwargs)
         with self.lock, self._as_source():
             return self.method.snapshot()
@@ -339,6 +359,12 @@ class Guard(Wrapper):
 
 def _as_they_are(rows: Tensor) -> Tensor:
     return rows
+
+
+def _surer(adapted: Tensor, source: Tensor) -> Tensor:
+    """Of each sample, the logits of the one that is surer; the source's where the other's are not numbers."""
+    sure, source_sure = (functional.probabilities(logits).amax(1) for logits in (adapted, source))
+    return torch.where((sure >= source_sure).view(-1, *[1] * (adapted.dim() - 1)), adapted, source)
 
 
 def _classes(probabilities: Tensor) -> Tensor:

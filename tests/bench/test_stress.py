@@ -31,6 +31,45 @@ def test_it_measures_keeps_and_draws(tmp_path):
     assert (tmp_path / "stress.svg").read_text().startswith("<?xml")
 
 
+def rows_of(stream, method, during, after=10.0, alarms=0):
+    return [
+        {"stream": stream, "method": method, "during": value, "after": after, "alarms": alarms, "stretches": [after]}
+        for value in during
+    ]
+
+
+def test_goals_are_told_from_the_rows():
+    """One that is met, one for each way to miss; the mean over the orders counts."""
+    rows = rows_of("new", "budget", [math.nan], after=9.5)
+    for stream, source, plain, guarded in (
+        ("shift", [40.0, 44.0], [20.0, 24.0], [20.0, 25.0]),  # 0.5 above, 97.5 % kept
+        ("continual", [32.0], [22.0], [22.8]),  # 0.8 above, 92 % kept
+        ("sorted", [8.0], [70.0], [9.1]),
+        ("clean", [8.0], [10.0], [8.0]),
+    ):
+        rows += rows_of(stream, "source", source) + rows_of(stream, "budget", plain)
+        alarms = 1 if stream in ("sorted", "clean") else 0
+        rows += rows_of(stream, "budget+guard", guarded, after=11.0 if stream == "sorted" else 10.5, alarms=alarms)
+    found = {goal["stream"]: goal for goal in stress.goals(rows, "budget+guard")}
+    assert found["shift"]["missed"] == []
+    assert found["shift"]["above"] == pytest.approx(0.5)
+    assert found["shift"]["kept"] == pytest.approx(97.5)
+    assert found["continual"]["missed"] == ["gain"]
+    assert found["sorted"]["missed"] == ["error", "clean after"]  # an alarm is right there
+    assert found["clean"]["missed"] == ["alarms"]
+    text = stress.goals_table(rows, "budget+guard")
+    assert "All met on 1 of 4 streams" in text
+    assert "| continual | 22.8 | 22.0 | +0.8 | 92 % | 0 | +1.0 | no: gain |" in text
+    assert stress.goals_table(rows, "auto+guard") == ""
+
+
+def test_a_new_model_is_the_stream_of_nothing(tmp_path):
+    (row,) = stress.run(["new"], ["source"], SOURCE, tmp_path)
+    assert math.isnan(row["during"])
+    assert 0 <= row["after"] <= 100
+    assert "| new: nothing: a new model | source |  |" in stress.write(tmp_path)
+
+
 def test_the_source_is_measured_as_it_is(tmp_path):
     """Beside a loop of its own over the same images."""
     (row,) = stress.run(["nan"], ["source"], SOURCE, tmp_path)

@@ -30,7 +30,7 @@ WINDOW = 10  # batches, of the worst window
 STRETCH = 4  # batches, over which a recovery is told
 NEAR = 5.0  # points of error that count as recovered
 IMAGES = 640  # in each part of a stream
-CLEAN = 320  # clean images after each stream
+CLEAN = 640  # clean images after each stream
 NETS = {"cifar10": "resnet26-bn-cifar10", "digits": "resnet26-bn-digits"}
 Row = dict[str, Any]
 Make = Callable[[nn.Module, Fisher, dict[str, Any]], Adapter]  # net, Fisher, preset
@@ -70,6 +70,8 @@ METHODS: dict[str, Make] = {
 
 
 DEFAULT = ("source", "budget", "budget+guard")
+PLAIN = "budget"  # what a guarded method is judged by, beside the source
+NEW = "new"  # the stream of which nothing came before the clean images
 
 
 def run(streams: Sequence[str], methods: Sequence[str], source: hard.Source, folder: Path) -> Iterator[Row]:
@@ -86,7 +88,7 @@ def run(streams: Sequence[str], methods: Sequence[str], source: hard.Source, fol
             if name not in known:
                 raise unknown(kind, name, known)
     net = models.load(NETS[source.data]).eval()
-    omega = _fisher(net, source.data)
+    omega = importance(net, source.data)
     rows, made = read(folder), manifest("eata") | {"net": NETS[source.data], "severity": hard.SEVERITY}
     done = {_key(row) for row in rows}
     for stream in streams:
@@ -106,7 +108,8 @@ def _key(row: Row) -> tuple[Any, ...]:
     return tuple(row[name] for name in names)
 
 
-def _fisher(net: nn.Module, name: str) -> Fisher:
+def importance(net: nn.Module, name: str) -> Fisher:
+    """Of 2,000 clean training images."""
     images = data.load(name, split="train").batches(500, mean=(0.5,) * 3, std=(0.5,) * 3)
     return fisher(net, images, samples=2000)
 
@@ -119,7 +122,7 @@ def measure(model: Adapter, stream: str, source: hard.Source) -> Row:
     return {
         "during": _mean(during),
         "after": _mean(after),
-        "worst": max(_mean(part) for part in _windows(during, WINDOW)),
+        "worst": max((_mean(part) for part in _windows(during, WINDOW)), default=math.nan),
         "alarms": alarms,
         "stretches": [_mean(part) for part in _windows(after, STRETCH)],
         "batches": len(during),
@@ -189,27 +192,96 @@ def table(rows: list[Row]) -> str:
 
 
 def _cells(own: list[Row], rows: list[Row]) -> str:
-    numbers = [sum(row[name] for row in own) / len(own) for name in ("during", "after", "worst")]
-    fresh = [row["during"] for row in rows if (row["stream"], row["method"]) == ("clean", "budget")]
-    found = [recovery(row, sum(fresh) / len(fresh)) for row in own] if fresh else [None]
+    numbers = ["" if math.isnan(value := _of(own, name)) else f"{value:.1f}" for name in ("during", "after", "worst")]
+    fresh = _mean_of(rows, NEW, PLAIN, "after")
+    found = [recovery(row, fresh) for row in own]
     slowest = "never" if None in found else str(max(n for n in found if n is not None))
     alarms = sum(row["alarms"] for row in own)
-    return " | ".join([*(f"{number:.1f}" for number in numbers), str(alarms), slowest if fresh else "?"])
+    return " | ".join([*numbers, str(alarms), "?" if math.isnan(fresh) else slowest])
+
+
+def _of(own: list[Row], name: str) -> float:
+    return sum(row[name] for row in own) / len(own) if own else math.nan
+
+
+def _mean_of(rows: list[Row], stream: str, method: str, name: str) -> float:
+    """Over the orders; not a number where there is nothing."""
+    return _of([row for row in rows if (row["stream"], row["method"]) == (stream, method)], name)
+
+
+# --- the goals --------------------------------------------------------------------------------------------------------
+
+ABOVE = 1.0  # points that a guarded method may lose to the better of source and unguarded one
+KEPT = 95.0  # percent of the gain that has to be kept on shuffled streams
+GAIN = 1.0  # points; a smaller gain has no share worth telling
+AFTER = 1.0  # points above a new model, on clean images after any stream
+
+
+def goals(rows: list[Row], method: str) -> list[Row]:
+    """What a guarded method reaches on each stream, mean over the orders, and which goals it misses."""
+    fresh = _mean_of(rows, NEW, PLAIN, "after")
+    found = []
+    for stream, spec in hard.STREAMS.items():
+        own = [row for row in rows if (row["stream"], row["method"]) == (stream, method)]
+        source, plain = (_mean_of(rows, stream, name, "during") for name in ("source", PLAIN))
+        if stream == NEW or not own or math.isnan(source + plain + fresh):
+            continue
+        during, better, alarms = _of(own, "during"), min(source, plain), sum(row["alarms"] for row in own)
+        gains = spec.shuffled and source - plain >= GAIN
+        goal: Row = {
+            "stream": stream,
+            "during": during,
+            "better": better,
+            "above": during - better,
+            "kept": 100 * (source - during) / (source - plain) if gains else None,
+            "alarms": alarms,
+            "after": _of(own, "after") - fresh,
+        }
+        met = {
+            "error": goal["above"] <= ABOVE,
+            "gain": not gains or goal["kept"] >= KEPT,
+            "alarms": not (spec.shuffled and alarms),
+            "clean after": goal["after"] <= AFTER,
+        }
+        found.append({**goal, "missed": [name for name in met if not met[name]]})
+    return found
+
+
+def goals_table(rows: list[Row], method: str) -> str:
+    """Markdown: the goals in words, and a line for each stream."""
+    found = goals(rows, method)
+    if not found:
+        return ""
+    met = sum(not goal["missed"] for goal in found)
+    lines = [
+        "",
+        f"Goals of {method}: at most {ABOVE} above the better of source and {PLAIN}; on shuffled streams at least "
+        f"{KEPT:.0f} % of the gain kept, and no alarm; clean images after the stream at most {AFTER} above those of a "
+        f"new {PLAIN} model. All met on {met} of {len(found)} streams.",
+        "",
+        f"| stream | {method} | better of source, {PLAIN} | above it | gain kept | alarms | clean after - new | met |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for goal in found:
+        kept = "" if goal["kept"] is None else f"{goal['kept']:.0f} %"
+        words = f"no: {', '.join(goal['missed'])}" if goal["missed"] else "yes"
+        lines.append(
+            f"| {goal['stream']} | {goal['during']:.1f} | {goal['better']:.1f} | {goal['above']:+.1f} | {kept} | "
+            f"{goal['alarms']} | {goal['after']:+.1f} | {words} |"
+        )
+    return "\n".join(lines) + "\n"
 
 
 def figure(rows: list[Row], path: Path) -> None:
     """Error during each stream, a mark for each method."""
     from matplotlib.figure import Figure
 
-    names = [name for name in hard.STREAMS if any(row["stream"] == name for row in rows)]
+    names = [name for name in hard.STREAMS if name != NEW and any(row["stream"] == name for row in rows)]
     drawing = Figure(figsize=(8, 0.3 * len(names) + 1), layout="constrained")
     axes = drawing.add_subplot()
     marks = dict(zip(METHODS, "|o*svPDx+", strict=True))
     for method, mark in marks.items():
-        points = [
-            (_average([row["during"] for row in rows if (row["stream"], row["method"]) == (name, method)]), place)
-            for place, name in enumerate(names)
-        ]
+        points = [(_mean_of(rows, name, method, "during"), place) for place, name in enumerate(names)]
         points = [(x, y) for x, y in points if not math.isnan(x)]
         if points:
             axes.plot(*zip(*points, strict=True), mark, label=method, alpha=0.8)
@@ -217,19 +289,16 @@ def figure(rows: list[Row], path: Path) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("error during the stream (%)")
     axes.grid(axis="x", alpha=0.3)
-    axes.legend(fontsize="small")
+    if names:
+        axes.legend(fontsize="small")
     with replacing(path) as temporary:
         drawing.savefig(temporary, format="svg")
 
 
-def _average(values: list[float]) -> float:
-    return sum(values) / len(values) if values else math.nan
-
-
 def write(folder: Path) -> str:
-    """The table and the figure of what is in the folder; the table's text."""
+    """The table, the goals and the figure of what is in the folder; the text of the first two."""
     rows = read(folder)
-    text = table(rows)
+    text = table(rows) + "".join(goals_table(rows, method) for method in METHODS if method.endswith("+guard"))
     _write(folder / "stress.md", text)
     figure(rows, folder / "stress.svg")
     return text

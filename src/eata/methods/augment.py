@@ -24,7 +24,7 @@ class Augment(PerImage):
     Args:
         net: an image classifier; ``net.pretrained_cfg`` says how its input is normalized.
         copies: of each image; the paper's 32 (CIFAR-10), 64 for ImageNet.
-        copies_by: ``"crops"``, random crops and mirror images, as Ashukha et al. have them; ``"augmix"``, MEMO's copies,
+        copies_by: ``"crops"``, random crops and mirror images, as in Ashukha et al.; ``"augmix"``, the copies of MEMO,
             nearer to the paper's row, which is on MEMO's net: the presets say this (it needs ``pip install
             'eata[bench]'``).
         flip: mirror half of the copies; not for digits or text.
