@@ -11,11 +11,11 @@ import sys
 from html import escape
 from pathlib import Path
 
-from eata.bench.lines import NAMES
+from eata.bench.lines import name_of
 
 ROOT = Path(__file__).parents[1]
 WAITING = "<!-- figure -->"
-SHOWN = ("source", "bn", "tent", "eta", "eata")
+SHOWN = ("source", "bn", "tent", "eta", "eata", "tent-lifelong", "eata-lifelong")
 STYLE = """
 .back { fill: #ffffff; stroke: #d0d5dd; } text { fill: #1f2937; font-size: 14px; }
 .small { font-size: 12px; fill: #4b5563; } .bar { fill: #94a3b8; } .best { fill: #0f766e; }
@@ -23,7 +23,7 @@ STYLE = """
   .back { fill: #171c24; stroke: #3b4452; } text { fill: #e5e7eb; } .small { fill: #b6bfcc; }
   .bar { fill: #64748b; } .best { fill: #2dd4bf; } }
 """
-LEFT, WIDTH, ROW = 90, 300, 34  # of the bars, in the picture's units
+LEFT, WIDTH, ROW = 130, 270, 34  # of the bars, in the picture's units
 
 
 def means(table: Path) -> tuple[int, list[tuple[str, float, float]]]:
@@ -33,7 +33,7 @@ def means(table: Path) -> tuple[int, list[tuple[str, float, float]]]:
     hardest = max((int(row["severity"]) for row in rows), default=0)
     found = {row["row"]: row for row in rows if int(row["severity"]) == hardest}
     bars = [
-        (NAMES[name], float(found[name]["measured"]), float(found[name]["backwards"] or 0))
+        (name_of(name), float(found[name]["measured"]), float(found[name]["backwards"] or 0))
         for name in SHOWN
         if name in found
     ]
