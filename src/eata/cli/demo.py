@@ -14,7 +14,7 @@ def demo(
     data: Annotated[
         str, typer.Option(help="cifar10-sample or digits (come with eata), or cifar10 ('eata data get cifar10').")
     ] = "cifar10-sample",
-    limit: Annotated[int, typer.Option(min=1, help="Images a corruption.")] = 640,
+    limit: Annotated[int, typer.Option(min=1, help="Images a corruption.")] = 512,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; default: all cores.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of runs.")] = Path("runs"),
 ) -> None:
