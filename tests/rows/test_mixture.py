@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from eata import moments, norm, rows
+from eata import norm, rows
 from eata.inputs import Inputs
+from eata.mixture import Given, batch_norm
 from eata.models.resnet26 import ResNet26
 from eata.norm import Statistics
 from eata.passes import Runner
@@ -79,7 +80,7 @@ def test_one_layer_is_the_loops(shape: tuple[int, ...], share: float, watched: b
     x, weight, bias, mean, variance, g = layer_input(shape, channels_last)
     inputs = [t.clone().requires_grad_(True) for t in (x, weight, bias)]
     mode = rows.Watch([], Statistics(0)) if watched else norm.Normalizing([], Statistics(0))
-    y = mode.batch_norm(*inputs, EPS, share, mean, variance)
+    y = mode.batch_norm(*inputs, EPS, Given(share, mean, variance))
     found = (y.detach(), *torch.autograd.grad(y, inputs, g))
     for ours, expected in zip(found, loops(x, weight, bias, mean, variance, share, g), strict=True):
         torch.testing.assert_close(ours, expected, atol=1e-11, rtol=1e-9)
@@ -88,7 +89,7 @@ def test_one_layer_is_the_loops(shape: tuple[int, ...], share: float, watched: b
 def test_gradient_can_be_differentiated_again() -> None:
     x, weight, bias, mean, variance, _ = layer_input((4, 2, 3))
     inputs = [t.clone().requires_grad_(True) for t in (x, weight, bias)]
-    assert torch.autograd.gradgradcheck(lambda *t: moments.batch_norm(*t, EPS, 0.4, mean, variance), inputs)
+    assert torch.autograd.gradgradcheck(lambda *t: batch_norm(*t, EPS, Given(0.4, mean, variance)), inputs)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -96,7 +97,7 @@ def test_gradient_can_be_differentiated_again() -> None:
 def test_lean_differs_by_the_rounding_of_sixteen_bits(shape: tuple[int, ...], share: float) -> None:
     x, weight, bias, mean, variance, g = layer_input(shape)
     inputs = [t.clone().requires_grad_(True) for t in (x, weight, bias)]
-    y = rows.Watch([], Statistics(0), keep_less=True).batch_norm(*inputs, EPS, share, mean, variance)
+    y = rows.Watch([], Statistics(0), keep_less=True).batch_norm(*inputs, EPS, Given(share, mean, variance))
     found = (y.detach(), *torch.autograd.grad(y, inputs, g))
     for ours, expected in zip(found, loops(x, weight, bias, mean, variance, share, g), strict=True):
         torch.testing.assert_close(ours, expected, atol=5e-3, rtol=5e-3)
@@ -110,7 +111,7 @@ def test_rule_for_some_rows_is_the_equation(share: float, lean: bool) -> None:
     kept, weight = torch.tensor([0, 2, 5]), torch.tensor([1.5, 3.0, 1.5]).double()
     g = torch.randn(3, 2, 3, 3).double()
     leaf = x.clone().requires_grad_(True)
-    y = batchnorm.BatchNorm.apply(leaf, scale, bias, EPS, None, lean, (share, mean, variance) if share else None)
+    y = batchnorm.BatchNorm.apply(leaf, scale, bias, EPS, Given(share, mean, variance), None, lean)
     (dx,) = torch.autograd.grad(y, leaf, RowGradient(g, Rows(kept, 6, weight), Place()))
     expected = torch.empty_like(g)
     count = 6 * 9

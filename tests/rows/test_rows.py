@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from eata import rows
 from eata.errors import InputError
 from eata.inputs import Inputs
+from eata.mixture import OWN_ALONE
 from eata.models.resnet26 import ResNet26
 from eata.norm import Statistics
 from eata.passes import Pass, Runner
@@ -672,7 +673,7 @@ def test_rule_is_the_equation(channels_last: bool) -> None:
     scale, shift = torch.rand(3).double(), torch.rand(3).double()
     kept, weight = torch.tensor([0, 2, 5]), torch.tensor([1.5, 3.0, 1.5]).double()
     g = torch.randn(3, 3, 4, 4).double()
-    y = batchnorm.BatchNorm.apply(x, scale, shift, 1e-5, batchnorm.row_moments(x), False)
+    y = batchnorm.BatchNorm.apply(x, scale, shift, 1e-5, OWN_ALONE, batchnorm.row_moments(x), False)
     (dx,) = torch.autograd.grad(y, x, RowGradient(g, Rows(kept, 6, weight), Place()))
     assert isinstance(dx, RowGradient)
     torch.testing.assert_close(dx.kept, naive_rule(g, x.detach(), kept, weight, scale), atol=1e-12, rtol=1e-9)
