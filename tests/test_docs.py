@@ -189,6 +189,12 @@ def test_a_table_of_what_reproduced(tmp_path, monkeypatch):
     shift, _, clean, _ = reproduced.swept("swept", ["eata"]).split("\n\n")
     assert shift.endswith("| EATA | 68.5 |")
     assert clean == "| clean set | 200 |\n| --- | ---: |\n| EATA | 90.2 |"
+    lines = [f"{row},5,{column},{value},"
+             for row, values in (("tent", (30, 20)), ("eata", (28, 21)))
+             for column, value in zip(("fog", "snow"), values, strict=True)]  # fmt: skip
+    (tmp_path / "swept" / "table.csv").write_text("\n".join(["row,severity,column,measured,deviation", *lines]))
+    reproduced.records.cache_clear()
+    assert reproduced.paired("swept", ["eta", "eata"], "tent").endswith("---:|\n| EATA | 1 of 2 | +0.50 ± 1.50 |")
     assert reproduced.written("run") == "| as it is |\n\nData: [run](../results/run/table.md)."
     reproduced.records.cache_clear()
 
