@@ -119,6 +119,7 @@ def test_a_number_that_was_not_measured_is_found(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     (folder / "table.csv").write_text("row,measured,backwards\neata,23.9412,7618.2\n")
     (folder / "run.json").write_text('{"seed": 11.1}')
+    (folder / "table.md").write_text("| budget | 23.68 |\n")
     monkeypatch.setattr(check_numbers, "RESULTS", tmp_path / "results")
     check_numbers.measured.cache_clear()
     page = tmp_path / "page.md"
@@ -126,7 +127,7 @@ def test_a_number_that_was_not_measured_is_found(tmp_path, monkeypatch):
         "An error of 1.5 %, and torch 2.6\n"
         "| a | 2.5 |\n"
         "<!-- from run paper -->\n"
-        "| a | **23.9** | 7,618 | 19.7 | `0.1` | [1.25](results/1.25) |\n"
+        "| a | **23.9** | 7,618 | 19.7 | 23.7 | `0.1` | [1.25](results/1.25) |\n"
         "it was 23.8 here, not 23.94; 7,619; 11.1\n"
         "# Next\n"
         "3.5 points\n"
