@@ -78,7 +78,7 @@ def _known(name: str) -> bool:
 
 @cache
 def measured(name: str) -> tuple[float, ...]:
-    """Every number of a result: its CSV and JSON files; not its manifest, nor what each stream gave."""
+    """Every number of a result: its tables (CSV, JSON, Markdown); not its manifest, nor what each stream gave."""
     if name == "paper":
         return tuple(_numbers(json.loads(PAPER.read_text("utf-8"))))
     folder = RESULTS / name
@@ -88,6 +88,8 @@ def measured(name: str) -> tuple[float, ...]:
         if file.suffix == ".csv":
             with file.open(encoding="utf-8", newline="") as lines:
                 values += _numbers([list(map(_plain, row)) for row in csv.reader(lines)])
+        elif file.suffix == ".md":
+            values += [float(number.replace(",", "")) for number in NUMBER.findall(file.read_text("utf-8"))]
         elif file.suffix == ".json" and file.name not in ("run.json", "manifest.json"):
             values += _numbers(json.loads(file.read_text("utf-8")))
     return tuple(values)

@@ -8,7 +8,9 @@ differs from ``results/`` fails.
 from __future__ import annotations
 
 import csv
+import math
 import re
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +18,7 @@ from pathlib import Path
 
 from eata.bench.lines import name_of
 from eata.bench.tables import column_name
+from eata.data import CORRUPTIONS
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -153,6 +156,20 @@ def cifar10c() -> str:
     )
 
 
+def paired(folder: str, rows: Sequence[str], other: str, severity: int = 5) -> str:
+    """How the rows differ from another one, corruption by corruption: the same images in the same order."""
+    found = {key: float(line["measured"]) for key, line in records(folder).items()}
+    lines = [f"| beside {name_of(other)} | better under | by points (mean, its standard error) |", "|---|---:|---:|"]
+    for row in rows:
+        places = ((found.get((name, str(severity), column)) for name in (other, row)) for column in CORRUPTIONS)
+        gains = [theirs - ours for theirs, ours in places if theirs is not None and ours is not None]
+        if gains:
+            error = statistics.stdev(gains) / math.sqrt(len(gains))
+            better = f"{sum(gain > 0 for gain in gains)} of {len(gains)}"
+            lines.append(f"| {name_of(row)} | {better} | {statistics.fmean(gains):+.2f} ± {error:.2f} |")
+    return "\n".join(lines) if len(lines) > 2 else MISSING
+
+
 def _all(folder: str) -> int | str:
     return "all" if records(folder) else 5
 
@@ -210,6 +227,7 @@ TABLES = {
     ),
     "lifelong-orders": lambda: written("lifelong"),
     "cifar10-c": cifar10c,
+    "paired": lambda: paired("cifar10-c-severity-5", ("bn", "eta", "eata", "eata-lifelong"), "tent"),
     "forgetting-5": lambda: forgetting(5),
     "forgetting-3": lambda: forgetting(3),
     "forgetting-reset": lambda: grid(

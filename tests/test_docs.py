@@ -119,6 +119,7 @@ def test_a_number_that_was_not_measured_is_found(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     (folder / "table.csv").write_text("row,measured,backwards\neata,23.9412,7618.2\n")
     (folder / "run.json").write_text('{"seed": 11.1}')
+    (folder / "table.md").write_text("| budget | 23.68 |\n")
     monkeypatch.setattr(check_numbers, "RESULTS", tmp_path / "results")
     check_numbers.measured.cache_clear()
     page = tmp_path / "page.md"
@@ -126,7 +127,7 @@ def test_a_number_that_was_not_measured_is_found(tmp_path, monkeypatch):
         "An error of 1.5 %, and torch 2.6\n"
         "| a | 2.5 |\n"
         "<!-- from run paper -->\n"
-        "| a | **23.9** | 7,618 | 19.7 | `0.1` | [1.25](results/1.25) |\n"
+        "| a | **23.9** | 7,618 | 19.7 | 23.7 | `0.1` | [1.25](results/1.25) |\n"
         "it was 23.8 here, not 23.94; 7,619; 11.1\n"
         "# Next\n"
         "3.5 points\n"
@@ -189,6 +190,12 @@ def test_a_table_of_what_reproduced(tmp_path, monkeypatch):
     shift, _, clean, _ = reproduced.swept("swept", ["eata"]).split("\n\n")
     assert shift.endswith("| EATA | 68.5 |")
     assert clean == "| clean set | 200 |\n| --- | ---: |\n| EATA | 90.2 |"
+    lines = [f"{row},5,{column},{value},"
+             for row, values in (("tent", (30, 20)), ("eata", (28, 21)))
+             for column, value in zip(("fog", "snow"), values, strict=True)]  # fmt: skip
+    (tmp_path / "swept" / "table.csv").write_text("\n".join(["row,severity,column,measured,deviation", *lines]))
+    reproduced.records.cache_clear()
+    assert reproduced.paired("swept", ["eta", "eata"], "tent").endswith("---:|\n| EATA | 1 of 2 | +0.50 ± 1.50 |")
     assert reproduced.written("run") == "| as it is |\n\nData: [run](../results/run/table.md)."
     reproduced.records.cache_clear()
 
