@@ -4,13 +4,15 @@
     python -m benchmarks.choose_statistics clean contrast --images 128
 
 Each batch is predicted by that candidate which has the least ``mean H(p) - lambda * H(mean p)`` on a part of the batch;
-lambda 0 is the least entropy, 1 the largest mutual information. Mean errors over the sets, beside each candidate's own.
-A candidate is the source's share in the first and in the last layer.
+lambda 0 is the least entropy, 1 the largest mutual information. Mean errors over the sets, beside each candidate's own;
+in brackets the difference to the source on the set where it is largest. A candidate is the source's share in the first
+and in the last layer. ``results/statistics/choice.md`` is what it printed.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from statistics import mean
 
 import torch
@@ -48,6 +50,26 @@ class Batch:
         self.samples = len(y)
 
 
+def errors(sets: dict[str, list[list[Batch]]], pick: Callable[[Batch], int]) -> list[float]:
+    """In percent, of each set, if each batch is predicted by the candidate that is picked for it."""
+    rates = [
+        [100 * sum(b.wrong[pick(b)] for b in stream) / sum(b.samples for b in stream) for stream in streams]
+        for streams in sets.values()
+    ]
+    return [mean(of_set) for of_set in rates]
+
+
+def chosen_by(sets: dict[str, list[list[Batch]]], part: int, number: int, candidates: int) -> str:
+    """Mean error where the least score decides, and the largest difference to the source (the first candidate)."""
+
+    def least(batch: Batch) -> int:
+        scores = batch.scores[part][number][:candidates]
+        return scores.index(min(scores))
+
+    ours, source = errors(sets, least), errors(sets, lambda batch: 0)
+    return f"{mean(ours):.1f} ({max(a - b for a, b in zip(ours, source, strict=True)):+.1f})"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sets", nargs="*", default=list(SETS), help=f"default: {' '.join(SETS)}")
@@ -56,34 +78,24 @@ def main() -> None:
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     runner = Runner(eata.models.load("resnet26-bn-cifar10"))
-    found: dict[str, list[list[Batch]]] = {order: [] for order in ORDERS}
+    found: dict[str, dict[str, list[list[Batch]]]] = {order: {} for order in ORDERS}
     for name in chosen.sets:
         corruption = None if name == "clean" else name
         stream = eata.data.load("cifar10", split="train", corruption=corruption, severity=5, limit=chosen.images)
         x, y = next(stream.batches(len(stream), seed=2020, mean=HALVES[0], std=HALVES[1]))
         for order in ORDERS:
-            for _, images, labels in ordered(x, y, order, 2020):
-                pairs = zip(images.split(64), labels.split(64), strict=True)
-                found[order].append([Batch(runner, *pair) for pair in pairs])
-        print(name, "done", flush=True)
-    for order, streams in found.items():
-        errors = [
-            mean(100 * sum(b.wrong[k] for b in stream) / sum(b.samples for b in stream) for stream in streams)
-            for k in range(len(CANDIDATES))
-        ]
-        print(
-            f"\n{order}:", ", ".join(f"{a:g} to {b:g}: {e:.1f}" for (a, b), e in zip(CANDIDATES, errors, strict=True))
-        )
+            found[order][name] = [
+                [Batch(runner, *pair) for pair in zip(images.split(64), labels.split(64), strict=True)]
+                for _, images, labels in ordered(x, y, order, 2020)
+            ]
+    for order, sets in found.items():
+        own = [mean(errors(sets, lambda batch, k=k: k)) for k in range(len(CANDIDATES))]  # type: ignore[misc]
+        pairs = zip(CANDIDATES, own, strict=True)
+        print(f"\n{order}:", ", ".join(f"{a:g} to {b:g}: {e:.1f}" for (a, b), e in pairs), end="\n\n")
+        print("| lambda |", " | ".join(f"{part} samples" for part in PARTS), "|\n" + "|---" * (len(PARTS) + 1) + "|")
         for number, weight in enumerate(LAMBDAS):
-            line = []
-            for part in range(len(PARTS)):
-                rates = []
-                for stream in streams:
-                    picks = [(b.scores[part][number][: chosen.candidates], b) for b in stream]
-                    wrong = sum(b.wrong[scores.index(min(scores))] for scores, b in picks)
-                    rates.append(100 * wrong / sum(b.samples for b in stream))
-                line.append(f"{PARTS[part]} samples {mean(rates):.1f}")
-            print(f"  lambda {weight:g}:", ", ".join(line))
+            cells = [chosen_by(sets, part, number, chosen.candidates) for part in range(len(PARTS))]
+            print(f"| {weight:g} |", " | ".join(cells), "|")
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ def main() -> None:
         print(rows[-1], flush=True)
     manifest = {
         "command": " ".join(["python -m benchmarks.statistics_cost", *sys.argv[1:]]),
-        "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        "finished": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "commit": origin.commit(),
         "torch": torch.__version__,
         "hardware": hardware(torch.device("cpu")),

@@ -49,7 +49,7 @@ def plainly(net, first, last):
     return net
 
 
-def naive_choice(net, x, count=64):
+def naive_choice(net, x, count=32):
     """The candidate of least mean entropy minus 0.2 of the entropy of the mean prediction."""
     part = x[[i * len(x) // count for i in range(count)]]
     scores = []
@@ -114,7 +114,7 @@ def labelled(digits):
 @pytest.mark.parametrize("shift", [0.0, 0.3, 1.0])
 def test_first_batch_is_predicted_by_the_naive_choice(shift, trained, labelled):
     net = trained("bn", torch.float64)
-    x = torch.cat([x for x, _ in labelled(50, shifted=False)])[:100].double()
+    x = torch.cat([x for x, _ in labelled(50, shifted=False)])[:50].double()
     x = (1 - 0.5 * shift) * x + shift * torch.randn(x.shape)
     best = naive_choice(net, x)
     model = eata.BN(copy.deepcopy(net), prior="auto")
@@ -211,22 +211,6 @@ def test_looks_cost_a_tenth_at_most_but_for_three(size, trained, labelled):
     looks = model.stats.forwards - seen
     assert looks >= 2 * 32 * 3
     assert looks <= 0.1 * seen + 9 * 32 + 3 * size
-
-
-def test_the_rest_of_the_first_look_may_mend_the_choice():
-    statistics, seen = Auto(layers=5), []
-
-    def logits(rows, kind):
-        best = 0.7 if len(seen) < 3 * 2 else 0.5  # three candidates, two batches of 16
-        seen.append(len(rows))
-        return (2.0 if kind.share(1) == best else 1.0) * (3.0 if best == 0.5 else 1.0) * torch.eye(10)[rows % 10]
-
-    shares = []
-    for _ in range(5):
-        statistics.prepare(16, logits)
-        shares.append(statistics.share(16))
-    assert shares == [1.0, 0.7, 0.5, 0.5, 0.5]
-    assert seen == [16] * 12
 
 
 def test_no_step_is_taken_while_the_source_is_the_best(trained, labelled):

@@ -32,7 +32,6 @@ Prior = float | Literal["auto"]
 CANDIDATES = ((1.0, 1.0), (0.5, 0.5), (0.4, 1.0))
 LAMBDA = 0.2  # of the entropy of the mean prediction against the mean entropy
 SAMPLES = 32  # looked at until a choice is made
-FIRST = 64  # looked at in the beginning, where a wrong choice lasts: one is made after SAMPLES, and again with the rest
 RATE = 0.1  # samples forwarded for looks, for each sample of the stream, at most on average
 BLOCK = 32  # samples whose mean entropy is compared with that of those before
 MEMORY = 256  # samples that it is compared with
@@ -97,8 +96,8 @@ class Auto(Statistics):
         self.candidates = [Layered(first, last, layers) for first, last in CANDIDATES]
         self.carried: dict[str, Any] = {
             "choice": 0,
-            "missing": FIRST,  # samples of the look under way; 0: none is
-            "credit": float(SAMPLES * len(CANDIDATES)),  # forwards that may be spent on looks
+            "missing": SAMPLES,  # samples of the look under way; 0: none is
+            "credit": float(SAMPLES * len(CANDIDATES)),  # forwards that may be spent on looks; the first is for free
             "changed": False,
             "jump": JUMP,
             "count": 0.0,  # samples in the sums of the looks so far; older looks count less
@@ -152,11 +151,8 @@ class Auto(Statistics):
         self._add("predictions", torch.stack([functional.probabilities(of_one).sum(0) for of_one in logits]))
         carried["count"] += taken
         carried["missing"] -= taken
-        if carried["count"] >= SAMPLES:
-            self._choose()
         if not carried["missing"]:
-            for name in ("count", "entropy", "predictions"):  # the next look counts twice as much
-                carried[name] = carried[name] / 2
+            self._choose()
 
     def _add(self, name: str, value: Tensor) -> None:
         before = self.carried[name]
@@ -167,6 +163,8 @@ class Auto(Statistics):
         mean = carried["predictions"] / carried["count"]
         spread = -(mean * mean.clamp_min(torch.finfo(mean.dtype).tiny).log()).sum(1)
         best = int((carried["entropy"] / carried["count"] - LAMBDA * spread).argmin())
+        for name in ("count", "entropy", "predictions"):  # the next look counts twice as much
+            carried[name] = carried[name] / 2
         if best != carried["choice"]:
             carried.update(choice=best, jump=JUMP, usual=[0.0, 0.0, 0.0], block=[0.0, 0.0, 0.0])
 
