@@ -26,7 +26,7 @@ ALARM = 0.05  # of accuracy: a clear cost above it is an alarm
 CLASSES = 0.8  # of the source's: predicting fewer is an alarm
 
 BLOCK = 64  # samples that a judgement needs at least
-BLOCKS = 4  # of which a judgement is made at most, the latest
+BLOCKS = 2  # of which a judgement is made at most, the latest
 LONGEST = 16  # blocks between two comparisons, once trust has grown
 SURPRISE = 4.0  # deviations from its usual entropy at which the model is compared at once
 LITTLE = 0.04  # of the largest entropy: never a surprise
@@ -124,7 +124,7 @@ class Guard(Wrapper):
 
     1. At the start each batch is given to both, the adapted model and the source (its weights and statistics). Where
        they disagree, the surer one is believed, and answers. This estimates what adaptation costs, in points of
-       accuracy, with a standard error, from the latest 64 to 256 samples.
+       accuracy, with a standard error, from the latest 64 to 128 samples.
     2. Once the cost is clearly below 0, or nothing, the adapted model answers alone. From then on both are compared
        after 1, 2, 4, 8 and every 16 blocks of 64, and at once when the model's mean entropy is not what it was.
     3. Once the cost is clearly above 0, the source answers, already for the batch at hand, and nothing is learnt.

@@ -11,16 +11,16 @@ import json
 import math
 import platform
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 from torch import Tensor, nn
 
-from eata import __version__, data, models
+from eata import __version__, data, models, origin
 from eata.adapter import Adapter
 from eata.bench import hard
 from eata.data.stream import Batch
@@ -93,8 +93,8 @@ def run(streams: Sequence[str], methods: Sequence[str], source: hard.Source, fol
                 raise unknown(kind, name, known)
     net = models.load(NETS[source.data]).eval()
     omega = importance(net, source.data)
-    rows, made = read(folder), manifest(source)  # now: the code on disk may change while it runs
-    done = {_key(row) for row in rows}
+    made = manifest(source)  # now: the code on disk may change while it runs
+    done = {_key(row) for row in read(folder)}
     for stream in streams:
         settings = preset(source.data)
         settings["lr"] *= hard.STREAMS[stream].lr
@@ -102,8 +102,8 @@ def run(streams: Sequence[str], methods: Sequence[str], source: hard.Source, fol
             row: Row = {"stream": stream, "method": method, **dataclasses.asdict(source)}
             if _key(row) not in done:
                 row |= measure(METHODS[method](copy.deepcopy(net), omega, settings), stream, source)
-                rows.append(row)
-                _write(folder / "stress.json", json.dumps({"manifest": made, "rows": rows}, indent=1))
+                row["commit"] = made["commit"]
+                _add(folder, row, made)
                 yield row
 
 
@@ -173,12 +173,20 @@ def read(folder: Path) -> list[Row]:
     return rows
 
 
+def _add(folder: Path, row: Row, made: dict[str, Any]) -> None:
+    """One more row; another process may have added some. The manifest is that of the first."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / ".lock"):
+        file = folder / "stress.json"
+        known = json.loads(file.read_text()) if file.exists() else {"manifest": made, "rows": []}
+        _write(file, json.dumps({**known, "rows": [*known["rows"], row]}, indent=1))
+
+
 def manifest(source: hard.Source) -> dict[str, Any]:
     """What the numbers were made with."""
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     return {
         "command": shlex.join(["eata", *sys.argv[1:]]),
-        "commit": commit,
+        "commit": origin.commit(),
         "eata": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
