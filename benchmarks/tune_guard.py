@@ -8,8 +8,8 @@ First the answers of EATA with a budget, without a guard, and of the source are 
 guard has to see that too. Then `eata.Guard` itself is run on the recorded answers, with one candidate after another of
 each threshold, the others being the best so far: who answers, and when, is its own decision, while what the model
 learns is as recorded, for better or worse. Regret is the error above the better of source and unguarded method, in
-points. The best has no alarm on shuffled streams with the budget, and then the least mean regret over streams and
-methods; what is gained does not count.
+points. The best has no alarm on shuffled streams with the budget, then the least mean regret over the streams with
+it, and then with ``prior="auto"``; what is gained does not count.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _part(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 def order(cell: Cell) -> tuple[float, ...]:
     """The best first."""
-    return cell["budget"]["false alarms"], sum(cell[method]["mean regret"] for method in METHODS)
+    return cell["budget"]["false alarms"], *(round(cell[method]["mean regret"], 2) for method in METHODS)
 
 
 def search(records: dict[tuple[str, str, int], Record]) -> tuple[list[Cell], Cell]:

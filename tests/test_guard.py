@@ -1,5 +1,6 @@
 """The guard: what it sees, what it does, and that it is an adapter like any other."""
 
+import collections
 import copy
 import logging
 import math
@@ -87,8 +88,8 @@ def naive_comparison(adapted, source):
             cost += (max(s) - max(a)) / n
 
     def classes(rows):
-        mean = [sum(column) / n for column in zip(*rows, strict=True)]
-        return math.exp(-sum(p * math.log(p) for p in mean if p > 0))
+        shares = [count / n for count in collections.Counter(row.index(max(row)) for row in rows).values()]
+        return math.exp(-sum(share * math.log(share) for share in shares))
 
     costs = [(max(s) - max(a)) * (a.index(max(a)) != s.index(max(s))) for a, s in zip(adapted, source, strict=True)]
     return agree, cost, statistics.stdev(costs) / math.sqrt(n), classes(adapted), classes(source)

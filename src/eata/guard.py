@@ -20,13 +20,13 @@ from eata.norm import Statistics
 from eata.wrapper import Wrapper
 
 # Chosen on corrupted training images: benchmarks.tune_guard, results/guard-tuning.
-CLEAR = 2.0  # standard errors from 0: a cost of which the sign is clear
+CLEAR = 1.5  # standard errors from 0: a cost of which the sign is clear
 SMALL = 0.005  # of accuracy: a cost that is clearly below it is none
 ALARM = 0.05  # of accuracy: a clear cost above it is an alarm
-CLASSES = 0.5  # of the source's: predicting fewer is an alarm
+CLASSES = 0.8  # of the source's: predicting fewer is an alarm
 
 BLOCK = 64  # samples that a judgement needs at least
-BLOCKS = 4  # of which a judgement is made at most, the latest
+BLOCKS = 2  # of which a judgement is made at most, the latest
 LONGEST = 16  # blocks between two comparisons, once trust has grown
 SURPRISE = 4.0  # deviations from its usual entropy at which the model is compared at once
 LITTLE = 0.04  # of the largest entropy: never a surprise
@@ -48,7 +48,7 @@ class Comparison:
         cost: accuracy that is lost by not asking the source, estimated: where they disagree, by how much the source is
             surer, averaged over all samples; below 0 where adaptation helps.
         doubt: standard error of the cost.
-        classes: effective number of classes in the adapted model's predictions, exp of the entropy of their mean.
+        classes: effective number of classes that the adapted model predicts, exp of the entropy of their shares.
         source_classes: the same of the source.
     """
 
@@ -66,7 +66,7 @@ class Comparison:
         differ = (label != source_label).to(sure.dtype)
         costs = differ * (source_sure - sure)
         doubt = costs.std() / math.sqrt(len(costs))
-        values = [1 - differ.mean(), costs.mean(), doubt, _classes(adapted), _classes(source)]
+        values = [1 - differ.mean(), costs.mean(), doubt, *(_classes(p) for p in (adapted, source))]
         return cls(*torch.stack(values).tolist())
 
     @property
@@ -124,12 +124,12 @@ class Guard(Wrapper):
 
     1. At the start each batch is given to both, the adapted model and the source (its weights and statistics). Where
        they disagree, the surer one is believed, and answers. This estimates what adaptation costs, in points of
-       accuracy, with a standard error, from the latest 64 to 256 samples.
+       accuracy, with a standard error, from the latest 64 to 128 samples.
     2. Once the cost is clearly below 0, or nothing, the adapted model answers alone. From then on both are compared
        after 1, 2, 4, 8 and every 16 blocks of 64, and at once when the model's mean entropy is not what it was.
     3. Once the cost is clearly above 0, the source answers, already for the batch at hand, and nothing is learnt.
        In doubt, the surer one of both goes on answering, and the model learns.
-    4. A clear cost of several points, or less than half of the source's number of classes, is an alarm: the weights go
+    4. A clear cost of several points, or clearly fewer classes than the source predicts, is an alarm: the weights go
        back to those of the last good comparison; if these do no better, to the source's.
     5. It comes back when the cost is clearly below 0; after an alarm twice in a row, and twice as often after each
        further alarm; half as often again while nothing happens.
@@ -368,6 +368,7 @@ def _surer(adapted: Tensor, source: Tensor) -> Tensor:
 
 
 def _classes(probabilities: Tensor) -> Tensor:
-    """Effective number of classes: exp of the entropy of the mean prediction."""
-    entropy: Tensor = torch.special.entr(probabilities.mean(0)).sum()
+    """Effective number of classes predicted: exp of the entropy of their shares. How sure a model is does not count."""
+    shares = torch.zeros_like(probabilities).scatter_(1, probabilities.argmax(1, keepdim=True), 1).mean(0)
+    entropy: Tensor = torch.special.entr(shares).sum()
     return entropy.exp()

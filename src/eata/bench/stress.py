@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
 from torch import Tensor, nn
 
 from eata import data, models
@@ -89,8 +90,8 @@ def run(streams: Sequence[str], methods: Sequence[str], source: hard.Source, fol
                 raise unknown(kind, name, known)
     net = models.load(NETS[source.data]).eval()
     omega = importance(net, source.data)
-    rows, made = read(folder), manifest("eata") | {"net": NETS[source.data], "severity": hard.SEVERITY}
-    done = {_key(row) for row in rows}
+    made = manifest("eata") | {"net": NETS[source.data], "severity": hard.SEVERITY}
+    done = {_key(row) for row in read(folder)}
     for stream in streams:
         settings = preset(source.data)
         settings["lr"] *= hard.STREAMS[stream].lr
@@ -98,8 +99,8 @@ def run(streams: Sequence[str], methods: Sequence[str], source: hard.Source, fol
             row: Row = {"stream": stream, "method": method, **dataclasses.asdict(source)}
             if _key(row) not in done:
                 row |= measure(METHODS[method](copy.deepcopy(net), omega, settings), stream, source)
-                rows.append(row)
-                _write(folder / "stress.json", json.dumps({"manifest": made, "rows": rows}, indent=1))
+                row["commit"] = made["commit"]
+                _add(folder, row, made)
                 yield row
 
 
@@ -167,6 +168,15 @@ def read(folder: Path) -> list[Row]:
     file = folder / "stress.json"
     rows: list[Row] = json.loads(file.read_text())["rows"] if file.exists() else []
     return rows
+
+
+def _add(folder: Path, row: Row, made: dict[str, Any]) -> None:
+    """One more row; another process may have added some. The manifest is that of the first."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / ".lock"):
+        file = folder / "stress.json"
+        known = json.loads(file.read_text()) if file.exists() else {"manifest": made, "rows": []}
+        _write(file, json.dumps({**known, "rows": [*known["rows"], row]}, indent=1))
 
 
 def line(row: Row) -> str:
