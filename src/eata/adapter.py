@@ -70,6 +70,8 @@ class Adapter:
     divisible = False
     #: whether it is called with whole batches, and not with shards of them
     whole = True
+    #: called with the logits of a batch before it is learnt from, where nothing that is learnt can change them any more
+    on_answer: Callable[[Tensor], None] | None = None
 
     def __init__(self, net: nn.Module, *, statistics: Statistics, engine: Engine | None = None) -> None:
         self.require_adaptable(net)
@@ -177,6 +179,8 @@ class Adapter:
         if self.learning:
             self.statistics.notice(batch.logits)
         if learns:
+            if self.on_answer is not None and type(self).answer is Adapter.answer:
+                self.on_answer(batch.logits)
             self.learn(batch)
         return self.answer(batch)
 

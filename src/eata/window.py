@@ -205,6 +205,8 @@ class Window(Wrapper):
         due = self._is_due(len(inputs))
         self._advance(places, inputs, batch.logits[: len(inputs)])
         if due and not self.model.paused:
+            if self.on_answer is not None:
+                self.on_answer(answer)
             self._step(inputs.kind)
         return answer
 

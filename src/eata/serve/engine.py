@@ -209,14 +209,15 @@ class Engine:
                     job.future.set_exception(problem)
 
     def _answer(self, jobs: list[Job]) -> None:
-        """Predict and learn; the answers leave as soon as the journal knows of the version behind them."""
+        """Predict and learn; the answers leave as soon as they are certain, and the journal knows what they rest on."""
         clients = [job.client for job in jobs for _ in job.values]
         held = share.held_back(clients, self.settings.share)
         version = self.mark.version
         stats = self.model.stats
         steps, chosen = stats.steps, stats.backwards
         began = time.monotonic()
-        logits = self._predict(torch.from_numpy(np.concatenate([job.values for job in jobs])), held)
+        x = torch.from_numpy(np.concatenate([job.values for job in jobs]))
+        logits = self._predict(x, held, lambda early: self._answer_early(jobs, early, version))
         seconds = time.monotonic() - began
         decided = self._heed_guard()
         if not self.mark.frozen:
@@ -237,6 +238,12 @@ class Engine:
         self._after(jobs, logits, version, learnt, fresh.backwards - chosen)
         if self.mark.batches - self._saved.batches >= self.settings.save_every:
             self._save()
+
+    def _answer_early(self, jobs: list[Job], logits: Tensor, version: int) -> None:
+        """Answer while the model still learns: clients have their next requests ready when it is done."""
+        if len(logits) == sum(len(job.values) for job in jobs):
+            self.versions.acknowledge(dataclasses.replace(self.mark, batches=self.mark.batches + 1))
+            self._deliver(jobs, logits, version)
 
     def _heed_guard(self) -> bool:
         """Tell what a guard has decided; whether it has."""
@@ -264,14 +271,22 @@ class Engine:
             self._restore(now)
         self._deliver(jobs, logits, version)
 
-    def _predict(self, x: Tensor, held: np.ndarray[Any, np.dtype[np.bool_]]) -> Tensor:
-        """Logits of all, learning from those that are not held back; all are made by the weights of before."""
+    def _predict(
+        self, x: Tensor, held: np.ndarray[Any, np.dtype[np.bool_]], early: Callable[[Tensor], None] | None = None
+    ) -> Tensor:
+        """Logits of all, learning from those that are not held back; all are made by the weights of before.
+
+        Args:
+            x: the samples.
+            held: which are held back.
+            early: gets the logits before the model learns, if they are certain by then.
+        """
         x = x.to(self._device)
         if self.mark.frozen or held.all():
             with self.model.frozen():
                 return self.model(x).cpu()
         if not held.any():
-            return self.model(x).cpu()
+            return self._learnt(x, early)
         rows = torch.from_numpy(held).to(self._device)
         with self.model.frozen():
             outside = self.model(x[rows])
@@ -280,7 +295,17 @@ class Engine:
         logits[rows], logits[~rows] = outside, inside
         return logits.cpu()
 
+    def _learnt(self, x: Tensor, early: Callable[[Tensor], None] | None) -> Tensor:
+        self.model.on_answer = None if early is None else lambda logits: early(logits.cpu())
+        try:
+            return self.model(x).cpu()
+        finally:
+            self.model.on_answer = None
+
     def _deliver(self, jobs: list[Job], logits: Tensor, version: int) -> None:
+        """Answer, unless that was done early."""
+        if all(job.future.done() for job in jobs):
+            return
         found = logits.float().numpy()
         finite = np.isfinite(found).all(1)
         if not finite.all():
