@@ -353,25 +353,7 @@ class Adapter:
 
     def require_fit(self, saved: dict[str, Any]) -> None:
         """Raise unless this state can be taken over."""
-        if not isinstance(saved, dict) or "method" not in saved:
-            raise StateError("This is not an adaptation state; pass what state_dict() gave.")
-        if saved["method"] != type(self).__name__:
-            raise StateError(f"The state is of eata.{saved['method']}, and this is eata.{type(self).__name__}.")
-        own = self.state_dict()
-        missing = [name for name in own if name not in saved]
-        if missing:
-            raise StateError(f"The state has no '{missing[0]}', so it is of another version of eata; adapt anew.")
-        if saved["source"] != own["source"]:
-            raise StateError("The state belongs to another model: its source weights differ; load those weights first.")
-        for name, value in own["settings"].items():
-            if saved["settings"].get(name) != value:
-                raise StateError(
-                    f"The state was saved with {name}={saved['settings'].get(name)!r}, but this model has "
-                    f"{name}={value!r}; build it with the same."
-                )
-        missing = [name for name in own["memory"] if name not in saved["memory"]]
-        if missing:
-            raise StateError(f"The state has no '{missing[0]}', so it is of another version of eata; adapt anew.")
+        state.require_fit(saved, self.state_dict())
 
     def take(self, saved: dict[str, Any]) -> None:
         """Take over a state that fits."""

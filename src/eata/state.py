@@ -76,6 +76,36 @@ class Memory:
             setattr(self._owner(), name, moved(getattr(self._owner(), name), device, dtype))
 
 
+def require_fit(saved: Any, own: Mapping[str, Any]) -> None:
+    """Raise unless a state is of the same method, settings and source model as the adapter's own.
+
+    >>> require_fit({"method": "Tent"}, {"method": "EATA"})
+    Traceback (most recent call last):
+    ...
+    eata.errors.StateError: The state is of eata.Tent, and this is eata.EATA.
+    """
+    if not isinstance(saved, dict) or "method" not in saved:
+        raise StateError("This is not an adaptation state; pass what state_dict() gave.")
+    if saved["method"] != own["method"]:
+        raise StateError(f"The state is of eata.{saved['method']}, and this is eata.{own['method']}.")
+    _require_all(own, saved)
+    if saved["source"] != own["source"]:
+        raise StateError("The state belongs to another model: its source weights differ; load those weights first.")
+    for name, value in own["settings"].items():
+        if saved["settings"].get(name) != value:
+            raise StateError(
+                f"The state was saved with {name}={saved['settings'].get(name)!r}, but this model has "
+                f"{name}={value!r}; build it with the same."
+            )
+    _require_all(own["memory"], saved["memory"])
+
+
+def _require_all(names: Iterable[str], saved: Mapping[str, Any]) -> None:
+    for name in names:
+        if name not in saved:
+            raise StateError(f"The state has no '{name}', so it is of another version of eata; adapt anew.")
+
+
 def copied(tree: Any) -> Any:
     """A copy that shares nothing; a generator's is its state."""
     if isinstance(tree, Tensor):
