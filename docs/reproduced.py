@@ -13,7 +13,7 @@ import re
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from eata.bench.lines import name_of
@@ -54,8 +54,7 @@ class Column:
         folder: of ``results/``; several that have different rows are joined by ``+``.
         severity: as in the folder's ``table.csv``: 1 to 5, or ``"all"``.
         column: likewise, such as ``"mean"`` or ``"gaussian_noise"``.
-        what: ``"measured"`` (with its deviation, if any), ``"published"``, ``"backwards"``, ``"seconds"`` a stream or
-            ``"memory"`` in MB.
+        what: ``"measured"`` (with its deviation, if any), ``"published"`` or ``"backwards"``.
     """
 
     head: str
@@ -84,8 +83,6 @@ def cell(row: str, column: Column) -> str:
         return ""
     if column.what == "backwards":
         return f"{float(value):,.0f}"
-    if column.what == "memory":
-        return f"{float(value) / 1e6:,.1f}"
     deviation = found["deviation"] if column.what == "measured" else ""
     return f"{float(value):.1f} ± {float(deviation):.2f}" if deviation else f"{float(value):.1f}"
 
@@ -214,7 +211,6 @@ def photographs(severity: int) -> str:
 
 
 WINDOWS = tuple(f"{m}-window-{n}{e}" for n in (32, 64) for e in ("-exact", "") for m in ("tent", "eta"))
-MODES = tuple(f"{method} ({mode})" for method in ("tent", "eta", "eata") for mode in ("full", "rows"))
 LIFELONG_5 = "cifar10-c-lifelong+cifar10-c-severity-5"
 TABLES = {
     "lifelong": lambda: grid(
@@ -254,8 +250,6 @@ TABLES = {
             Column("paper", "ttt", "all", what="published"),
         ],
     ),
-    "memo-gn": lambda: written("memo-gn"),
-    "memo-gn-2000": lambda: written("memo-gn-2000"),
     "components": lambda: beside("components", ("s=1", "s=ent", "s=ent*div"), "gaussian_noise", (3, 5)),
     "learning-rates": lambda: beside(
         "learning-rates", ("tent", "tent-lr-x4", "tent-lr-x8", "tent-lr-x10", "eata"), "gaussian_noise", (3, 5)
@@ -268,11 +262,17 @@ TABLES = {
     "mixed": lambda: beside("mixed", ("source", "tent", "eata"), "mixed", (3, 5)),
     "batch-1": lambda: beside("batch-1", ("source", "tent", "eta", *WINDOWS), "gaussian_noise", (5,)),
     "backbones": lambda: swept("backbones", ("source", "tent", "eata")),
-    "wall-clock": lambda: grid(
-        MODES,
-        [Column(what, "wall-clock", 5, "gaussian_noise", what) for what in ("backwards", "seconds")],
-    ),
-    "memory": lambda: grid(MODES, [Column("MB at the peak of a step", "memory", 5, "gaussian_noise", "memory")]),
+    **{
+        name: partial(written, name)
+        for name in (
+            "speed-step-resnet50",
+            "speed-step-resnet26",
+            "speed-memory",
+            "speed-window",
+            "memo-gn",
+            "memo-gn-2000",
+        )
+    },
     "photographs-5": lambda: photographs(5),
     "photographs-3": lambda: photographs(3),
     "streams-bn": lambda: streams("bn"),
