@@ -51,6 +51,7 @@ def soak(arguments: argparse.Namespace) -> int:
                 seconds, memory = time.monotonic() - begin, server.rss()
                 memories.append((round(seconds), memory))
                 print(f"{seconds:6.0f} s  {answered:8} answered  {errors} errors  {memory / 1e6:.0f} MB", flush=True)
+            time.sleep(5)  # the last answers have left before their step is done
             served = server.adaptation()
             log = server.end()
             saved = json.loads((Path(place) / "state" / "current.json").read_text())

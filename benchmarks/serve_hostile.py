@@ -65,13 +65,14 @@ class Witness:
     """Looks at the weights after each answer."""
 
     def __init__(self, app: Any) -> None:
-        self._net = app.state.engine.model.net
+        self._engine = app.state.engine
         self._before = self._weights()
         self.statuses: Counter[int] = Counter()
         self.problems: list[str] = []
 
     def _weights(self) -> bytes:
-        return b"".join(value.numpy().tobytes() for value in self._net.state_dict().values())
+        self._engine.snapshot().result(60)  # the last answer has left before its step was done
+        return b"".join(value.numpy().tobytes() for value in self._engine.model.net.state_dict().values())
 
     def see(self, status: int, told: str) -> None:
         self.statuses[status] += 1

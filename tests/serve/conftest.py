@@ -50,7 +50,12 @@ class Served:
         self.thread.join(60)
         assert not self.thread.is_alive()
 
+    def settle(self) -> None:
+        """Wait for the step of the last batch, whose answers have left before it."""
+        self.engine.snapshot().result(60)
+
     def weights(self) -> dict[str, torch.Tensor]:
+        self.settle()
         return {name: value.clone() for name, value in self.engine.model.net.state_dict().items()}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from concurrent.futures import Future
@@ -14,6 +15,7 @@ import torch
 
 import eata
 from eata.errors import StateError
+from eata.serve.asgi import let_helpers_go
 from eata.serve.contract import Contract
 from eata.serve.engine import Engine
 from eata.serve.queue import Settings
@@ -62,7 +64,68 @@ def test_answers_and_versions_are_those_of_the_adapter_alone(engine):
         answer = ours.submit(x, "a").result(60)
         assert answer.version == number
         assert (answer.logits == alone(torch.from_numpy(x)).numpy()).all()
+    ours.stop()
     assert ours.mark.version == alone.stats.steps == 5
+
+
+class Slow(eata.Tent):
+    """Tent that does not learn until it is let go."""
+
+    go: threading.Event
+
+    def learn(self, batch):
+        assert self.go.wait(60)
+        super().learn(batch)
+
+
+@pytest.mark.parametrize("window", [0, 4])
+def test_answers_leave_before_the_step(engine, tmp_path, window: int):
+    model = Slow(small_net(), lr=0.05)
+    model.go = threading.Event()
+    ours = engine(eata.Window(model, length=window) if window else model, tmp_path)
+    ours.start()
+    answer = ours.submit(images(4), "a").result(60)
+    assert (answer.version, model.stats.steps) == (0, 0)
+    assert (tmp_path / "journal").read_text().split()[1].strip("0") == "1"  # a crash now would lose a batch, and say so
+    model.go.set()
+    ours.stop()
+    assert (ours.mark.version, ours.mark.batches, model.stats.steps) == (1, 1, 1)
+
+
+def test_what_a_guard_may_change_leaves_after_it_has_decided(engine):
+    guard = eata.Guard(Slow(small_net(), lr=0.05))
+    guard.method.go = threading.Event()
+    guard.method.go.set()
+    guard.resting = False  # it answers by the model that learns
+    told = []
+    guard._compare = lambda *_: told.append(asked.done())
+    guard._is_due = lambda _: True
+    ours = engine(guard)
+    asked = ours.submit(images(4), "a")
+    ours.start()
+    asked.result(60)
+    assert told == [False]
+
+
+def test_the_threads_of_the_one_that_made_the_model_are_let_go():
+    found, tasks = [], Path("/proc/self/task")
+
+    def work():
+        torch.set_num_threads(2)
+        torch.randn(512, 512) @ torch.randn(512, 512)
+        before = len(list(tasks.iterdir()))
+        let_helpers_go()
+        deadline = time.monotonic() + 10
+        while len(list(tasks.iterdir())) >= before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        found.append(before - len(list(tasks.iterdir())))
+
+    if sys.platform != "linux":
+        pytest.skip("threads are counted in /proc")
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(60)
+    assert found == [1]
 
 
 def test_requests_that_wait_become_one_batch_and_each_gets_its_rows(engine):
@@ -178,6 +241,7 @@ def test_a_kept_version_predicts_and_leaves_no_trace(engine):
     ours.start()
     for number in range(3):
         ours.submit(images(4, number), "a").result(60)
+    ours.snapshot().result(60)
     before = ours.model.state_dict()
     first = ours.submit(images(2, 9), "a", version=0).result(60)
     source = learner()

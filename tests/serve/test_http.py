@@ -270,6 +270,7 @@ def test_without_a_token_nobody_is_the_operator(served):
     assert server.client.post(f"{NET}/infer", json=tensor(images(4))).status_code == 200
     for name in ("freeze", "resume", "reset", "rollback"):
         assert server.client.post(f"/v1/adaptation/{name}", json={"version": 0}).status_code == 403
+    server.settle()
     assert server.engine.mark.version == 1
 
 
@@ -277,6 +278,7 @@ def test_adaptation_is_shown_and_steered(served, tmp_path):
     server = served(learner(), batch=8, state=tmp_path, save_every=1, source=small_net())
     for number in range(3):
         server.client.post(f"{NET}/infer", json=tensor(images(4, number)))
+    server.settle()
     found = server.client.get("/v1/adaptation").json()
     assert (found["version"], found["batches"], found["method"]) == (3, 3, "Tent")
     assert found["stats"]["forwards"] == 12

@@ -14,12 +14,9 @@ import typer
 from eata.errors import EataError
 
 if TYPE_CHECKING:
-    import torch
     from rich.console import Console
-    from torch import nn
 
     from eata.adapter import Adapter
-    from eata.importance import Fisher, Per
     from eata.predictions import Job, Position
 
 
@@ -56,6 +53,7 @@ def predict(
     Example: eata predict timm/resnet50 --images photos --fisher clean-photos --out predictions.csv
     """
     import eata.models
+    from eata import arguments
     from eata import state as states
     from eata.cli.screen import console as screen
     from eata.crew import Crew
@@ -76,14 +74,15 @@ def predict(
     if not resume:
         job.refuse_to_overwrite()
     before = saved or (None if state is None else states.read(state))
-    arguments = _arguments(net, method, preset, lr, fisher, before, config, on)
-    adapter = eata.method(method)(net, **arguments)
+    kept = before["memory"].get("importance") if before else None
+    given = arguments.of(net, method, preset=preset, lr=lr, fisher=fisher, kept=kept, on=on)
+    adapter = eata.method(method)(net, **given)
     if before is not None:
         adapter.load_state_dict(before)
     console = screen(errors=True)
     position = saved["predict"] if saved else None
     done = position["files"] if position else 0
-    build = partial(_built, model, weights, method, arguments)
+    build = partial(_built, model, weights, method, given)
     with (
         Crew(adapter, build, processes) if processes > 1 else nullcontext(adapter) as working,
         _progress(console, done, len(job.order)) as advance,
@@ -116,46 +115,6 @@ def _tell(console: Console, job: Job, adapter: Adapter, at: Position) -> None:
     console.print(f"{text}\nPredictions: {job.out}\nState: {job.state}")
     if at["unread"] == at["files"]:
         raise EataError(f"None of the images could be read; {job.out} says why.")
-
-
-def _arguments(
-    net: nn.Module,
-    method: str,
-    preset: str,
-    lr: float | None,
-    fisher: Path | None,
-    before: dict[str, Any] | None,
-    config: dict[str, Any],
-    on: torch.device,
-) -> dict[str, Any]:
-    """What the method is called with beside the net, by the preset that fits the number of classes."""
-    import eata
-    from eata import methods
-
-    kind = eata.method(method)
-    takes = methods.takes(kind)
-    name = preset or methods.preset_for(int(config["num_classes"]))
-    arguments: dict[str, Any] = dict(eata.preset(name, kind))
-    if lr is not None and "lr" in takes:
-        arguments["lr"] = lr
-    if "fisher" in takes:
-        kept = before["memory"].get("importance") if before else None
-        arguments["fisher"] = kept or _fisher(net, fisher, config, arguments["per"], on)
-    return arguments
-
-
-def _fisher(net: nn.Module, folder: Path | None, config: dict[str, Any], per: Per, on: torch.device) -> Fisher:
-    import eata
-    from eata.importance import BATCH
-
-    if folder is None:
-        raise EataError(
-            "EATA needs clean images, to know which weights to hold: pass a few hundred with --fisher FOLDER, or take "
-            "--method eta, which needs none."
-        )
-    stream = eata.data.load(f"folder:{folder}", config=config)
-    batches = stream.batches(BATCH, mean=config["mean"], std=config["std"])
-    return eata.fisher(net, (x.to(on) for x, _ in batches), per=per)
 
 
 @contextmanager

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
 import eata
-from eata import methods
+from eata import arguments
 from eata.adapter import Adapter
 from eata.device import choose
-from eata.errors import EataError
-from eata.importance import BATCH
 from eata.norm import has_batch_norm
 
 
@@ -53,16 +50,10 @@ class Recipe:
 
     def adapter(self, net: nn.Module) -> Adapter:
         """The method around a net, in a window, and guarded if asked for."""
-        kind = eata.method(self.method)
-        takes = methods.takes(kind)
-        config: dict[str, Any] = net.pretrained_cfg  # type: ignore[assignment]
-        name = self.preset or methods.preset_for(int(config["num_classes"]))
-        arguments: dict[str, Any] = dict(eata.preset(name, kind))
-        if self.lr is not None and "lr" in takes:
-            arguments["lr"] = self.lr
-        if "fisher" in takes:
-            arguments["fisher"] = self._fisher(net, config, arguments["per"])
-        model = self._windowed(kind(net, **arguments))
+        given = arguments.of(
+            net, self.method, preset=self.preset, lr=self.lr, fisher=self.fisher, on=choose(self.device)
+        )
+        model = self._windowed(eata.method(self.method)(net, **given))
         return eata.Guard(model) if self.guard else model
 
     def reader(self, net: nn.Module) -> Adapter:
@@ -75,15 +66,3 @@ class Recipe:
 
     def _windowed(self, model: Adapter) -> Adapter:
         return eata.Window(model, length=self.window) if self.window else model
-
-    def _fisher(self, net: nn.Module, config: dict[str, Any], per: Any) -> Any:
-        if self.fisher is None:
-            raise EataError(
-                "EATA needs clean images, to know which weights to hold: pass a few hundred with --fisher FOLDER, or "
-                "take --method eta, which needs none."
-            )
-        batches = eata.data.load(f"folder:{self.fisher}", config=config).batches(
-            BATCH, mean=config["mean"], std=config["std"]
-        )
-        on = choose(self.device)
-        return eata.fisher(net, (x.to(on) for x, _ in batches), per=per)
