@@ -235,6 +235,8 @@ def test_the_source_answers_while_it_is_the_best_and_what_was_learnt_comes_back(
     with model.frozen():
         torch.testing.assert_close(model(x), source(x), atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(model.snapshot()(x), source(x), atol=1e-4, rtol=1e-4)
+        model.carried["choice"] = 2
+        torch.testing.assert_close(model(x), plainly(trained(), *CANDIDATES[2])(x).detach(), atol=1e-4, rtol=1e-4)
     assert all(torch.equal(p, learnt[name]) for name, p in model.parameters.items())
 
 
