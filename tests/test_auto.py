@@ -225,6 +225,16 @@ def test_no_step_is_taken_while_the_source_is_the_best(trained, labelled):
     assert learning.stats.steps == 1
 
 
+@pytest.mark.parametrize("choice", [0, 1, 2])
+def test_only_half_and_half_learns(choice, trained, labelled):
+    model = eata.Tent(trained(), lr=0.01, prior="auto")
+    model.statistics.prepare = lambda samples, forward: None
+    model.carried["choice"] = choice
+    for x, _ in labelled(64)[:2]:
+        model(x)
+    assert model.stats.steps == (2 if choice == 1 else 0)
+
+
 def test_the_source_answers_while_it_is_the_best_and_what_was_learnt_comes_back(trained, labelled):
     model, source = eata.Tent(trained(), lr=0.05, prior="auto"), eata.Source(trained())
     for x, _ in labelled(64)[:4]:
