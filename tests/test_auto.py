@@ -390,5 +390,5 @@ def test_share_of_a_fixed_prior_is_that_of_the_latest_batch(trained, stream):
     for x in stream([48, 16]):
         model(x)
         assert model.share == 16 / (16 + len(x))
-    assert eata.Window(model).share == 0.5
+    assert eata.Window(model).share == 1  # the source's stand for what is missing
     assert auto.statistics_for(math.inf, trained()).share(5) == 1
