@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 
 from eata.files import replacing
 
@@ -123,17 +125,42 @@ def goals(found: dict[str, Results]) -> Iterator[str]:
             yield from against_source(results)
 
 
+def cost_goals(folder: Path) -> Iterator[str]:
+    """Ratios of time that `benchmarks.statistics_cost` measured; the limits are 1.10 for auto, 1.05 for a prior."""
+    for path in sorted(folder.glob("cost-*.json")):
+        for row in json.loads(path.read_text())["rows"]:
+            for name, most in (("prior 64 / prior 0", 1.05), ("auto / prior 64", 1.10)):
+                yield goal(f"{path.stem}, {row['what']}: time of {name}", row[name], most)
+
+
+def manifest(folder: Path) -> dict[str, Any]:
+    """Which commands made the files, each from which commit; the rest is in the JSON file beside each."""
+    made = {
+        path.stem: json.loads(path.with_suffix(".json").read_text())["runs"] for path in sorted(folder.glob("*.csv"))
+    }
+    return {
+        "command": "python -m benchmarks.statistics_table",
+        "data": "CIFAR-10-C made here, severity 5; ResNet-26 with BatchNorm",
+        **{
+            name: list(dict.fromkeys(f"{r['command']} ({r['commit'][:8]})" for r in runs))
+            for name, runs in made.items()
+        },
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=Path("results/statistics"), help="folder")
     folder: Path = parser.parse_args().results
     found = {path.stem: Results(path) for path in sorted(folder.glob("*.csv"))}
-    parts = ["## Goals", "\n".join(goals(found))]
+    parts = ["## Goals", "\n".join([*goals(found), *cost_goals(folder)])]
     for name, results in found.items():
         parts += [f"## {name}", "\n".join(results.table())]
     text = "\n\n".join(parts) + "\n"
     with replacing(folder / "table.md") as temporary:
         temporary.write_text(text)
+    with replacing(folder / "manifest.json") as temporary:
+        temporary.write_text(json.dumps(manifest(folder), indent=1) + "\n")
     print(text)
 
 

@@ -225,6 +225,16 @@ def test_no_step_is_taken_while_the_source_is_the_best(trained, labelled):
     assert learning.stats.steps == 1
 
 
+@pytest.mark.parametrize("choice", [0, 1, 2])
+def test_only_half_and_half_learns(choice, trained, labelled):
+    model = eata.Tent(trained(), lr=0.01, prior="auto")
+    model.statistics.prepare = lambda samples, forward: None
+    model.carried["choice"] = choice
+    for x, _ in labelled(64)[:2]:
+        model(x)
+    assert model.stats.steps == (2 if choice == 1 else 0)
+
+
 def test_the_source_answers_while_it_is_the_best_and_what_was_learnt_comes_back(trained, labelled):
     model, source = eata.Tent(trained(), lr=0.05, prior="auto"), eata.Source(trained())
     for x, _ in labelled(64)[:4]:
@@ -235,6 +245,8 @@ def test_the_source_answers_while_it_is_the_best_and_what_was_learnt_comes_back(
     with model.frozen():
         torch.testing.assert_close(model(x), source(x), atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(model.snapshot()(x), source(x), atol=1e-4, rtol=1e-4)
+        model.carried["choice"] = 2
+        torch.testing.assert_close(model(x), plainly(trained(), *CANDIDATES[2])(x).detach(), atol=1e-4, rtol=1e-4)
     assert all(torch.equal(p, learnt[name]) for name, p in model.parameters.items())
 
 
@@ -378,5 +390,5 @@ def test_share_of_a_fixed_prior_is_that_of_the_latest_batch(trained, stream):
     for x in stream([48, 16]):
         model(x)
         assert model.share == 16 / (16 + len(x))
-    assert eata.Window(model).share == 0.5
+    assert eata.Window(model).share == 1  # the source's stand for what is missing
     assert auto.statistics_for(math.inf, trained()).share(5) == 1

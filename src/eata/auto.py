@@ -9,8 +9,8 @@ What classes a batch is made of shows in the statistics of the deep layers, a sh
 early ones. So one candidate has the batch's share in the early layers only: it helps where images are shifted *and*
 come sorted by class.
 
-One candidate is the source as it was, its weights included. While that is the best, nothing is learnt: the stream is
-like what the source was trained on, or nothing better is known. What was learnt before comes back with another choice.
+Only half and half learns. The two others have the source's statistics in the last layers, and its weights with them:
+while one of these is the best no step is taken, and what was learnt before comes back with the next choice.
 """
 
 from __future__ import annotations
@@ -54,12 +54,13 @@ class Layered(Statistics):
 
     @property
     def rests(self) -> bool:
-        """Whether it is the source alone.
+        """Whether the last layer has nothing of the batch.
 
-        Steps by its statistics would do harm: with no batch to bring activations back to mean 0, what they do to one
-        layer adds up in the next. And weights that were learnt by other statistics do not fit these.
+        Steps would do harm then: with no batch to bring activations back to mean 0, all predictions drift to one class,
+        of which they are sure, so that the looks would prefer it. And weights that were learnt by other statistics do
+        not fit these.
         """
-        return math.isinf(self.prior)
+        return self.last == 1
 
     def share(self, samples: int) -> float:
         """The mean over the layers."""

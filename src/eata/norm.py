@@ -202,7 +202,7 @@ class Statistics:
 
     @property
     def rests(self) -> bool:
-        """Whether they stand for the source as it was: its weights are used too, and no step is taken."""
+        """Whether they need the source's weights as well, and no step is to be taken."""
         return False
 
     def share(self, samples: int) -> float:

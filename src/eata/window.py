@@ -127,6 +127,11 @@ class Window(Wrapper):
     def average(self, value: Tensor) -> None:
         self.remembered.average = value
 
+    @property
+    def share(self) -> float:
+        """How much of the source is in the BatchNorm statistics now: its prior, and what the window lacks."""
+        return super().share if self._passes_through else self.remembered.source_share(self.count)
+
     # --- the loop -------------------------------------------------------------------------------------------------
 
     def run(self, inputs: Inputs) -> Tensor:
