@@ -146,9 +146,10 @@ class SharedStatistics(Statistics):
 
     def for_layer(self, layer: Layer, x: Tensor) -> Given:
         """What the layer normalizes by; x (n, C, ...) is the part of this process."""
-        share = self.share(round(x.shape[0] * self._whole))
         values = round(x.numel() / layer.channels * self._whole)
-        if share == 1 or values <= 1:  # one value has no variance
+        # One value has no variance; none is left of a batch whose samples were all rejected.
+        share = 1.0 if values <= 1 else self.share(round(x.shape[0] * self._whole))
+        if share == 1:
             return Given(1.0, layer.mean, layer.variance)
         return Given(share, layer.mean, layer.variance, LayerPool(layer, values, self._processes, self._present))
 
