@@ -76,13 +76,18 @@ class Server:
         return ticks / os.sysconf("SC_CLK_TCK")
 
     def end(self, number: int = signal.SIGTERM) -> str:
+        family: list[int] = []
         if self.process.poll() is None:
+            family = list(_family(self.process.pid))
             self.process.send_signal(number)
         try:
             self.process.wait(90)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        for pid in family:  # LitServe's workers outlive it, and look for work all the time
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         return self.log.read_text()
 
 
