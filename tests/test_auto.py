@@ -67,6 +67,13 @@ def error(model, batches):
 
 @pytest.fixture(scope="module")
 def _well_trained(digits):
+    """The same net on every machine: sums depend on the number of threads, and so does what auto gains and loses.
+
+    With two threads it is another net, on which auto is up to 4 points worse than the source where digits come sorted
+    (docs/roadmap.md): the choice rests on 32 samples.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     torch.manual_seed(1)
     net = small_net("bn")
     optimizer = torch.optim.Adam(net.parameters(), 0.01)
@@ -75,6 +82,7 @@ def _well_trained(digits):
             optimizer.zero_grad()
             F.cross_entropy(net(digits[0][index]), digits[1][index]).backward()
             optimizer.step()
+    torch.set_num_threads(threads)
     return net
 
 
