@@ -3,88 +3,171 @@
 import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 import eata
 import naive
 from eata import budget
 
 
-def naive_drift(omega, moved):
-    return sum(0.5 * f * d * d for f, d in zip(omega, moved, strict=True))
+def dense(rows, rest):
+    """M as a matrix, one direction after another."""
+    matrix = np.diag(np.array(rest, dtype=float))
+    for row in rows:
+        matrix = matrix + np.outer(row, row)
+    return matrix
 
 
-def naive_held(omega, moved, kappa):
-    """By bisection on mu, one number at a time."""
-    if naive_drift(omega, moved) <= kappa:
+def naive_drift(matrix, moved):
+    return 0.5 * float(np.array(moved) @ matrix @ np.array(moved))
+
+
+def naive_held(spectrum, moved, kappa):
+    """By bisection on mu, in the basis in which M is diagonal: its eigenvalues and eigenvectors."""
+    values, vectors = spectrum
+    along = vectors.T @ np.array(moved)
+
+    def drift_at(mu):
+        return float((0.5 * values.clip(0) * (along / (1 + mu * values.clip(0))) ** 2).sum())
+
+    if drift_at(0.0) <= kappa:
         return list(moved)
-
-    def at(mu):
-        return [d / (1 + mu * f) for f, d in zip(omega, moved, strict=True)]
-
     low, high = 0.0, 1.0
-    while naive_drift(omega, at(high)) > kappa:
+    while drift_at(high) > kappa:
         high *= 2
     for _ in range(200):
         middle = (low + high) / 2
-        low, high = (middle, high) if naive_drift(omega, at(middle)) > kappa else (low, middle)
-    return at(high)
+        low, high = (middle, high) if drift_at(middle) > kappa else (low, middle)
+    return (vectors @ (along / (1 + high * values.clip(0)))).tolist()
+
+
+def matrix_of(model, names):
+    """M of a model's Fisher, for the parameters in this order."""
+    columns = torch.cat([model.curvature[name].flatten(1) for name in names], dim=1).double().tolist()
+    return dense(columns[:-1], columns[-1])
 
 
 def drift_of(model):
-    """From the parameters, the source and the Fisher, not by the model's own means."""
+    """From the parameters, the source and the Fisher, not by the model's own means: one direction after another."""
+    moved = {name: (theta - model.source[name]).detach().double() for name, theta in model.parameters.items()}
     total = 0.0
-    for name, theta in model.parameters.items():
-        for f, t, s in zip(
-            model.importance[name].flatten().tolist(),
-            theta.flatten().tolist(),
-            model.source[name].flatten().tolist(),
-            strict=True,
-        ):
-            total += 0.5 * f * (t - s) ** 2
-    return total
+    for row in range(len(next(iter(model.curvature.values()))) - 1):
+        total += 0.5 * sum(float((model.curvature[name][row] * d).sum()) for name, d in moved.items()) ** 2
+    return total + sum(0.5 * float((model.curvature[name][-1] * d * d).sum()) for name, d in moved.items())
 
 
 KAPPA = 1e-5  # small: every kind of net gets there
 
-numbers = st.lists(
-    st.tuples(st.one_of(st.just(0.0), st.floats(1e-8, 1e4)), st.floats(-1e3, 1e3)), min_size=1, max_size=30
-)
+finite = st.floats(-100.0, 100.0)
+sizes = st.integers(1, 6)
 
 
-@given(numbers, st.floats(1e-6, 10.0))
-def test_the_projection_is_the_naive_one(pairs, kappa):
-    omega, moved = (list(column) for column in zip(*pairs, strict=True))
-    got = budget.held(torch.tensor(omega, dtype=torch.float64), torch.tensor(moved, dtype=torch.float64), kappa)
-    assert naive_drift(omega, got.tolist()) <= kappa * (1 + 1e-9)
-    assert got.tolist() == pytest.approx(naive_held(omega, moved, kappa), rel=1e-4, abs=1e-9)
+@st.composite
+def problems(draw):
+    """Directions, the diagonal of the rest, a displacement."""
+    size = draw(sizes)
+    vectors = st.lists(finite, min_size=size, max_size=size)
+    rest = draw(st.lists(st.one_of(st.just(0.0), st.floats(1e-6, 1e3)), min_size=size, max_size=size))
+    return draw(st.lists(vectors, max_size=3)), rest, draw(vectors)
 
 
-@given(numbers, st.floats(1e-6, 10.0), st.randoms(use_true_random=False))
-def test_no_point_within_the_budget_is_nearer(pairs, kappa, random):
-    omega, moved = (list(column) for column in zip(*pairs, strict=True))
-    got = budget.held(
-        torch.tensor(omega, dtype=torch.float64), torch.tensor(moved, dtype=torch.float64), kappa
-    ).tolist()
+def given_to(rows, rest):
+    return budget.Curvature(
+        torch.tensor(rows, dtype=torch.float64).reshape(-1, len(rest)), torch.tensor(rest, dtype=torch.float64)
+    )
+
+
+@given(problems(), st.floats(1e-4, 10.0))
+def test_the_projection_is_the_naive_one(problem, kappa):
+    rows, rest, moved = problem
+    matrix = dense(rows, rest)
+    got = budget.held(given_to(rows, rest), torch.tensor(moved, dtype=torch.float64), kappa)
+    assert naive_drift(matrix, got.tolist()) <= kappa * (1 + 1e-4)  # the naive one cancels
+    assert got.tolist() == pytest.approx(naive_held(np.linalg.eigh(matrix), moved, kappa), rel=1e-4, abs=1e-4)
+
+
+@given(problems(), st.floats(1e-4, 10.0), st.randoms(use_true_random=False))
+def test_no_point_within_the_budget_is_nearer(problem, kappa, random):
+    rows, rest, moved = problem
+    matrix = dense(rows, rest)
+    got = budget.held(given_to(rows, rest), torch.tensor(moved, dtype=torch.float64), kappa).tolist()
 
     def distance(point):
         return math.dist(point, moved)
 
     for _ in range(20):  # any other point, brought into the budget along the ray
-        other = [d + random.gauss(0, 1 + abs(d)) for d in got]
-        scale = min(1.0, math.sqrt(kappa / max(naive_drift(omega, other), 1e-300)))
-        assert distance(got) <= distance([scale * d for d in other]) * (1 + 1e-5) + 1e-9
+        other = [d + random.uniform(-3, 3) * (1 + abs(d)) for d in got]
+        scale = min(1.0, math.sqrt(kappa / max(naive_drift(matrix, other), 1e-300)))
+        assert distance(got) <= distance([scale * d for d in other]) * (1 + 1e-5) + 1e-6
 
 
 def test_a_huge_range_of_importance():
-    omega = torch.logspace(-12, 12, 49, dtype=torch.float64)
-    for size in (1e-6, 1.0, 1e6, 1e30):
-        got = budget.held(omega, torch.full_like(omega, size), 0.02)
-        assert budget.drift(omega, got) <= 0.02 * (1 + 1e-9)
+    rest = torch.logspace(-12, 12, 49, dtype=torch.float64)
+    curvature = budget.Curvature(torch.ones(2, 49, dtype=torch.float64), rest)
+    for size in (1e-6, 1.0, 1e6):
+        got = budget.held(curvature, torch.full_like(rest, size), 0.02)
+        assert budget.drift(curvature, got) <= 0.02 * (1 + 1e-9)
         assert bool(torch.isfinite(got).all())
+
+
+@given(st.integers(1, 6), st.integers(1, 8), st.integers(0, 1000))
+def test_the_strongest_directions_keep_the_most(size, number, seed):
+    rows = torch.randn(size, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    kept = budget.strongest(rows, number)
+    want = torch.linalg.svdvals(rows)[:number]
+    torch.testing.assert_close(kept.norm(dim=1)[: len(want)], want)
+    if number >= size:
+        torch.testing.assert_close(kept.T @ kept, rows.T @ rows)
+
+
+def moved_by(net, size, seed):
+    """The net with its scales and shifts moved at random, and by a common factor."""
+    other = copy.deepcopy(net)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for module in other.modules():
+            if isinstance(module, (nn.BatchNorm2d, nn.GroupNorm, nn.BatchNorm1d)):
+                noise = torch.randn(module.weight.shape, generator=generator, dtype=module.weight.dtype)
+                module.weight.add_(size * noise).mul_(1 - size)
+    return other
+
+
+def kl(net, other, images):
+    with torch.no_grad():
+        source, moved = (net(images).log_softmax(1), other(images).log_softmax(1))
+        return float((source.exp() * (source - moved)).sum(1).mean())
+
+
+def test_the_drift_is_the_change_of_the_predictions_in_nats():
+    """Between two classes, to second order: exactly, where all directions are kept."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 2)).double().eval()
+    images = torch.randn(200, 6, dtype=torch.float64)
+    other = moved_by(net, 0.003, seed=1)
+    model = eata.EATA(copy.deepcopy(net), eata.fisher(net, images), budget=1.0)
+    with torch.no_grad():
+        model.parameters["0.weight"].copy_(other[0].weight)
+    assert model.drift == pytest.approx(kl(net, other, images), rel=0.02)
+
+
+@pytest.mark.parametrize("norm", ["bn", "gn"])
+def test_the_drift_of_a_trained_net_is_near_the_change_of_its_predictions(norm, trained, digits):
+    net = trained(norm, torch.float64).eval()
+    images = digits[0][:400].double()
+    fisher = eata.fisher(net, images)
+    for seed in range(3):
+        other = moved_by(net, 0.02, seed)
+        model = eata.EATA(copy.deepcopy(net), fisher, budget=1.0)
+        with torch.no_grad():
+            for name, theta in other.named_parameters():
+                if name in model.parameters:
+                    model.parameters[name].copy_(theta)
+        assert model.drift == pytest.approx(kl(net, other, images), rel=0.4)
 
 
 def model_of(net, images, **arguments):
@@ -98,14 +181,15 @@ def test_the_step_is_a_naive_one_and_the_naive_projection(norm, trained, stream,
     images = digits[0][:100].double()
     reference = naive.Naive(net, 0.05, (0.9, 1.0, 0.1), eata.fisher(net, images), beta=0.0)
     model = model_of(net, images, lr=0.05, budget=KAPPA, backward="full")
+    names = list(reference.parameters)
+    matrix = matrix_of(model, names)
+    spectrum = np.linalg.eigh(matrix)
     reached = False
     for x in stream([16] * 12, torch.float64):
         torch.testing.assert_close(model(x), reference(x), atol=1e-6, rtol=1e-6)
-        names = list(reference.parameters)
-        omega = [f for n in names for f in model.importance[n].flatten().tolist()]
         moved = [d for n in names for d in (reference.parameters[n] - reference.source[n]).flatten().tolist()]
-        reached |= naive_drift(omega, moved) > KAPPA
-        held = iter(naive_held(omega, moved, KAPPA))
+        reached |= naive_drift(matrix, moved) > KAPPA
+        held = iter(naive_held(spectrum, moved, KAPPA))
         with torch.no_grad():
             for n, theta in reference.parameters.items():
                 values = torch.tensor([next(held) for _ in range(theta.numel())], dtype=torch.float64)
@@ -215,4 +299,6 @@ def test_bad_arguments_are_named(trained, digits):
         eata.EATA(net, by_batch, budget=0.02)
     with pytest.raises(ValueError, match="per=None"):
         eata.EATA(net, dict(copy.deepcopy(fisher)), budget=0.02)
+    with pytest.raises(ValueError, match="this Fisher has none"):
+        eata.EATA(net, eata.Fisher(fisher, "sample"), budget=0.02)
     eata.EATA(net, fisher, **eata.preset("imagenet") | {"beta": None, "budget": 0.02})

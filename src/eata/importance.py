@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import sys
 import warnings
@@ -14,12 +15,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from eata import functional, norm
+from eata import budget, functional, norm
 from eata.check import nothing_to_adapt
 from eata.errors import EataError
 from eata.inputs import logits_of
 
 BATCH = 64  # the paper's
+ROWS = 16  # directions kept for a budget: on our nets 16 hold clean predictions as well as 2,000 do
+ROOM = 64  # directions while they are being gathered: what is cut early can't come back
 Per = Literal["sample", "batch"]
 
 
@@ -28,14 +31,19 @@ class Fisher(dict[str, Tensor]):
 
     Attributes:
         per: ``"sample"`` (Eq. 9 as written), ``"batch"`` (the authors' program), or None where nobody knows.
+        curvature: what a budget needs, by parameter name, of shape (rows + 1, ...): the directions that matter most to
+            the predictions, and the diagonal of the rest (``eata.budget``). None where it was not made per sample.
 
     >>> Fisher({"0.weight": torch.ones(2)}, per="sample").per
     'sample'
     """
 
-    def __init__(self, omega: Mapping[str, Tensor], per: Per | None) -> None:
+    def __init__(
+        self, omega: Mapping[str, Tensor], per: Per | None, curvature: Mapping[str, Tensor] | None = None
+    ) -> None:
         super().__init__(omega)
         self.per = per
+        self.curvature = None if curvature is None else dict(curvature)
 
 
 def fisher(net: nn.Module, images: Tensor | Iterable[Any], *, samples: int = 2000, per: Per = "sample") -> Fisher:
@@ -84,15 +92,9 @@ def fisher(net: nn.Module, images: Tensor | Iterable[Any], *, samples: int = 200
         with torch.inference_mode(False), torch.enable_grad(), _random_state_kept(), _statistics(net, per):
             for parameter in names.values():
                 parameter.requires_grad_(True)
-            omega = _mean_squares(net, _batches(images, samples), names, per)
+            return (_by_batch if per == "batch" else _by_sample)(net, _batches(images, samples), names)
     finally:
         prepared.restore()
-    for name, value in omega.items():
-        if not bool(torch.isfinite(value).all()):
-            raise EataError(
-                f"The importance of '{name}' is not finite: there is NaN or infinity in the images or the net."
-            )
-    return Fisher(omega, per)
 
 
 def _statistics(net: nn.Module, per: Per) -> contextlib.AbstractContextManager[Any]:
@@ -105,21 +107,75 @@ def _statistics(net: nn.Module, per: Per) -> contextlib.AbstractContextManager[A
     return norm.Normalizing(layers, norm.Statistics(prior=0))
 
 
-def _mean_squares(
-    net: nn.Module, batches: Iterator[Tensor], names: dict[str, nn.Parameter], per: Per
-) -> dict[str, Tensor]:
-    squares = _batch_squares if per == "batch" else _sample_squares
+def _by_batch(net: nn.Module, batches: Iterator[Tensor], names: dict[str, nn.Parameter]) -> Fisher:
+    """Squared gradients of the mean loss of each batch."""
     total = {name: torch.zeros_like(parameter, requires_grad=False) for name, parameter in names.items()}
     count = 0
     for x in batches:
-        if per == "batch" and len(x) == 1 and norm.has_batch_norm(net):
+        if len(x) == 1 and norm.has_batch_norm(net):
             continue  # the last of 65 images, say: one has no statistics of its own
-        for name, square in squares(net, x, names).items():
-            total[name] += square
-        count += 1 if per == "batch" else len(x)
+        _, gradients = _gradients(net, x, names)
+        for name, gradient in gradients.items():
+            total[name] += gradient.square()
+        count += 1
+    _require_some(count)
+    _require_finite(total)
+    return Fisher({name: value / count for name, value in total.items()}, "batch")
+
+
+def _by_sample(net: nn.Module, batches: Iterator[Tensor], names: dict[str, nn.Parameter]) -> Fisher:
+    """Squared gradients of each sample's loss, and the curvature of the predictions."""
+    sizes = [parameter.numel() for parameter in names.values()]
+    first = next(iter(names.values()))
+    squares, spread = (torch.zeros(sum(sizes), dtype=torch.float64, device=first.device) for _ in range(2))
+    rows = squares.new_zeros(0, sum(sizes))
+    count = 0
+    for x in batches:
+        logits, gradients = _sample_gradients(net, x, names)
+        squares += gradients.square().sum(0)
+        _require_finite(dict(zip(names, squares.split(sizes), strict=True)))
+        felt = gradients * _expected(logits)[:, None]
+        spread += felt.square().sum(0)
+        rows = budget.strongest(torch.cat([rows, felt]), ROOM)
+        count += len(x)
+    _require_some(count)
+    rows = rows[:ROWS] / math.sqrt(count)
+    rest = (spread / count - rows.square().sum(0)).clamp_min(0)
+    split = torch.cat([(squares / count)[None], rows, rest[None]]).to(first.dtype)
+    parts = zip(names.items(), split.split(sizes, dim=1), strict=True)
+    shaped = {name: part.reshape(-1, *parameter.shape) for (name, parameter), part in parts}
+    return Fisher(
+        {name: part[0].clone() for name, part in shaped.items()},
+        "sample",
+        {name: part[1:].clone() for name, part in shaped.items()},
+    )
+
+
+def _require_some(count: int) -> None:
     if count == 0:
         raise EataError("There are no images to measure importance on, or one; pass a few hundred clean ones.")
-    return {name: value / count for name, value in total.items()}
+
+
+def _require_finite(values: Mapping[str, Tensor]) -> None:
+    for name, value in values.items():
+        if not bool(torch.isfinite(value).all()):
+            raise EataError(
+                f"The importance of '{name}' is not finite: there is NaN or infinity in the images or the net."
+            )
+
+
+def _expected(logits: Tensor) -> Tensor:
+    """From the gradient for the likeliest label to one that stands for labels as the net itself expects them, (N,).
+
+    Eq. 9 takes the likeliest label, whose gradient vanishes where the net is sure; the predictions do not stop moving
+    there. In nats it is the labels drawn by the net's own probabilities p that count: their gradients at the logits,
+    ``p - e_y``, have the mean square ``1 - sum p^2``. The factor brings the one gradient that there is to this size,
+    which is exact between two classes.
+    """
+    p = logits.detach().double().softmax(1)
+    likeliest = p - F.one_hot(p.argmax(1), p.shape[1])
+    expected = (1 - p.square().sum(1)).clamp_min(0)
+    return (expected / likeliest.square().sum(1).clamp_min(1e-30)).sqrt()
 
 
 def in_distribution(net: nn.Module, images: Tensor, keep: float | int) -> Tensor:
@@ -153,27 +209,37 @@ def in_distribution(net: nn.Module, images: Tensor, keep: float | int) -> Tensor
     return images[scores.topk(number, largest=False).indices.sort().values]
 
 
-def _batch_squares(net: nn.Module, x: Tensor, names: dict[str, nn.Parameter]) -> dict[str, Tensor]:
-    """Squared gradient of the mean loss of a batch."""
+def _gradients(net: nn.Module, x: Tensor, names: dict[str, nn.Parameter]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Logits, and the gradient of the mean loss of a batch by each parameter that it reaches."""
     logits = logits_of(net(x))
     loss = F.cross_entropy(logits, logits.detach().argmax(1))
     gradients = torch.autograd.grad(loss, list(names.values()), allow_unused=True)
-    return {name: g.square() for name, g in zip(names, gradients, strict=True) if g is not None}
+    return logits, {name: g for name, g in zip(names, gradients, strict=True) if g is not None}
 
 
-def _sample_squares(net: nn.Module, x: Tensor, names: dict[str, nn.Parameter]) -> dict[str, Tensor]:
-    """Sum over the samples of their squared gradients, from one backward pass over the batch where that can be."""
+def _sample_gradients(net: nn.Module, x: Tensor, names: dict[str, nn.Parameter]) -> tuple[Tensor, Tensor]:
+    """Logits, and a row for each sample's gradient; from one backward pass over the batch where that can be."""
     if len(x) > 1:
         with _PerSample(names, len(x)) as copies:
             logits = logits_of(net(x))
-        if all(name in copies.of for name in names):
-            losses = F.cross_entropy(logits, logits.detach().argmax(1), reduction="none")
-            total = functional.per_sample(losses).sum()
-            gradients = torch.autograd.grad(total, list(copies.of.values()))
-            return {name: g.square().sum(0) for name, g in zip(copies.of, gradients, strict=True)}
-        _warn_one_by_one(next(name for name in names if name not in copies.of))
-    singles = [_batch_squares(net, one, names) for one in x.split(1)]
-    return {name: torch.stack([s[name] for s in singles if name in s]).sum(0) for name in singles[0]}
+        losses = F.cross_entropy(logits, logits.detach().argmax(1), reduction="none")
+        wanted = {name: copies.of.get(name, parameter) for name, parameter in names.items()}
+        found = torch.autograd.grad(functional.per_sample(losses).sum(), list(wanted.values()), allow_unused=True)
+        gradients = dict(zip(names, found, strict=True))
+        missed = [name for name, gradient in gradients.items() if gradient is not None and name not in copies.of]
+        if not missed:  # what has no gradient at all plays no part: a second head, say
+            rows = [
+                p.new_zeros(len(x), p.numel()) if (g := gradients[name]) is None else g.flatten(1)
+                for name, p in names.items()
+            ]
+            return logits, torch.cat(rows, dim=1).double()
+        _warn_one_by_one(missed[0])
+    singles = [_gradients(net, one, names) for one in x.split(1)]
+    rows = [
+        torch.cat([one[name].flatten() if name in one else p.new_zeros(p.numel()) for name, p in names.items()])
+        for _, one in singles
+    ]
+    return torch.cat([logits for logits, _ in singles]), torch.stack(rows).double()
 
 
 def _warn_one_by_one(name: str) -> None:

@@ -84,9 +84,14 @@ class Materials:
         if self.folder is None:
             return make()
         path = self.folder / "fisher" / f"{slug(name)}-{digest([name, samples, per])}.safetensors"
-        once(path, lambda: state.write(path, make()))
-        kept = {key: value.to(self.device) for key, value in state.read(path).items()}
-        return Fisher(kept, per)
+
+        def write() -> None:
+            made = make()
+            state.write(path, {"omega": dict(made), "per": made.per, "curvature": made.curvature})
+
+        once(path, write)
+        kept = state.moved(state.read(path), self.device)
+        return Fisher(kept["omega"], kept["per"], kept["curvature"])
 
     # --- streams --------------------------------------------------------------------------------------------------
 

@@ -122,6 +122,8 @@ class EATA(ETA):
     budget: float | None
     per: Per | None
     importance: dict[str, Tensor]
+    #: what a budget and the drift need of the Fisher; None where it has none
+    curvature: dict[str, Tensor] | None
     #: how the Fisher was made; None where it does not say
     fisher_per: Per | None
 
@@ -135,10 +137,12 @@ class EATA(ETA):
         budget: float | None = None,
         **filters: Unpack[Filters],
     ) -> None:
-        importance = _matching(fisher, self.free_parameters(net, filters.get("layers")))
+        free = self.free_parameters(net, filters.get("layers"))
+        importance = _matching(fisher, free)
         made = getattr(fisher, "per", None)
+        felt = getattr(fisher, "curvature", None)
         if budget is not None:
-            _require_budget(budget, beta, made)
+            _require_budget(budget, beta, made, felt)
         else:
             beta = BETA if beta is None else beta
             in_range("beta", beta, low=0.0)
@@ -146,23 +150,24 @@ class EATA(ETA):
         super().__init__(net, **filters)
         self.declare(beta=beta, per=per, budget=budget)
         self.remember("importance", importance)
+        self.remember("curvature", None if felt is None else _alike(felt, free))
         self.remember("fisher_per", made)
 
     @property
     def fisher(self) -> Fisher:
         """The importance in use, as ``eata.fisher`` gives it."""
-        return Fisher(self.importance, self.fisher_per)
+        return Fisher(self.importance, self.fisher_per, self.curvature)
 
     @property
     def drift(self) -> float | None:
-        """How far the predictions on clean data have moved from the source's, in nats: K = 1/2 of Eq. 7.
+        """How far the predictions on clean data have moved from the source's, in nats (``eata.budget``).
 
         None where the Fisher is not known to be per sample: another scale says nothing in nats.
         """
-        if self.fisher_per != "sample":
+        if self.curvature is None:
             return None
         with self.lock:
-            return budgets.drift(*self._importance_and_displacement())
+            return budgets.drift(*self._curvature_and_displacement())
 
     def penalty(self) -> Tensor | None:
         """Beta times Eq. 7; nothing where a budget takes its place."""
@@ -179,32 +184,33 @@ class EATA(ETA):
         return stepped
 
     def _hold(self, budget: float) -> None:
-        omega, displacement = self._importance_and_displacement()
-        now = budgets.drift(omega, displacement)
+        curvature, displacement = self._curvature_and_displacement()
+        now = budgets.drift(curvature, displacement)
         if now <= budget:
             return
         if not math.isfinite(now):
             self.warn_once("A step led to weights that are not finite, so they are the source's again; lower lr.")
             self.restore_source()
             return
-        sizes = [theta.numel() for theta in self.parameters.values()]
-        back = budgets.held(omega, displacement, budget).to(next(iter(self.parameters.values())).device).split(sizes)
+        back = budgets.held(curvature, displacement, budget).split([p.numel() for p in self.parameters.values()])
         with torch.no_grad():
             for (name, theta), moved in zip(self.parameters.items(), back, strict=True):
-                theta.copy_(self.source[name] + moved.view_as(theta))
+                theta.copy_(self.source[name] + moved.view_as(theta).to(theta.device))
 
-    def _importance_and_displacement(self) -> tuple[Tensor, Tensor]:
-        """Each as one vector, on the host and in double precision: one look at the device for all."""
-        with torch.no_grad():
-            omega, source, theta = (
-                torch.cat([values[name].flatten() for name in self.parameters])
-                for values in (self.importance, self.source, self.parameters)
-            )
-            both = torch.stack([omega, theta - source]).cpu().double()
-        return both[0], both[1]
+    def _curvature_and_displacement(self) -> tuple[budgets.Curvature, Tensor]:
+        """On the host and in double precision: one look at the device for all."""
+        assert self.curvature is not None
+        parts = [
+            torch.cat([self.curvature[name].flatten(1), (theta.detach() - self.source[name]).reshape(1, -1)])
+            for name, theta in self.parameters.items()
+        ]
+        joined = torch.cat(parts, dim=1).cpu().double()
+        return budgets.Curvature(joined[:-2], joined[-2]), joined[-1]
 
 
-def _require_budget(budget: float, beta: float | None, made: Per | None) -> None:
+def _require_budget(
+    budget: float, beta: float | None, made: Per | None, curvature: Mapping[str, Tensor] | None
+) -> None:
     in_range("budget", budget, low=0.0, open_low=True)
     if beta is not None:
         raise EataError(
@@ -216,6 +222,8 @@ def _require_budget(budget: float, beta: float | None, made: Per | None) -> None
             f"A budget is in nats, which needs a Fisher with per='sample', and this one has per={made!r}; compute it "
             "with eata.fisher(net, images, per='sample')."
         )
+    if curvature is None:
+        raise EataError("A budget needs the curvature that eata.fisher(net, images) gives; this Fisher has none.")
 
 
 def _warn_of_mismatch(made: Per | None, beta: float, per: Per | None) -> None:
@@ -246,4 +254,9 @@ def _matching(fisher: Mapping[str, Tensor], parameters: Mapping[str, nn.Paramete
     if not bool(finite.all()):
         broken = list(parameters)[int(finite.int().argmin())]
         raise EataError(f"The Fisher of '{broken}' is not finite; compute it again on finite images.")
-    return {name: fisher[name].detach().to(p.device, p.dtype).clone() for name, p in parameters.items()}
+    return _alike(fisher, parameters)
+
+
+def _alike(values: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """A copy of the values of each parameter, on its device and in its type."""
+    return {name: values[name].detach().to(p.device, p.dtype).clone() for name, p in parameters.items()}
