@@ -154,6 +154,7 @@ def test_the_surer_one_is_never_the_one_without_an_answer():
         (0.0, 0.0, True, False, False),
         (0.03, 0.01, False, True, False),
         (0.20, 0.01, False, True, True),
+        (0.07, 0.04, False, True, False),
         (0.20, 0.30, False, False, False),
         (math.nan, 0.01, False, False, False),
     ],

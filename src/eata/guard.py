@@ -86,8 +86,8 @@ class Comparison:
 
     @property
     def is_alarming(self) -> bool:
-        """Whether it is bad, and by much."""
-        return self.is_bad and not (self.is_varied and self.cost <= ALARM)
+        """Whether it is clearly bad by much: a block of 64 alone can show a cost of seven points that is not there."""
+        return not self.is_varied or self.cost - CLEAR * self.doubt > ALARM
 
     def __str__(self) -> str:
         return (
