@@ -91,7 +91,8 @@ def measured(name: str) -> tuple[float, ...]:
         elif file.suffix == ".md":
             values += [float(number.replace(",", "")) for number in NUMBER.findall(file.read_text("utf-8"))]
         elif file.suffix == ".json" and file.name not in ("run.json", "manifest.json"):
-            values += _numbers(json.loads(file.read_text("utf-8")))
+            found = json.loads(file.read_text("utf-8"))
+            values += _numbers({**found, "manifest": None} if isinstance(found, dict) else found)
     return tuple(values)
 
 
