@@ -217,7 +217,10 @@ def main() -> None:
     serve_hostile.add(commands)
     allocator.keep_freed_memory()
     arguments = parser.parse_args()
-    sys.exit(arguments.run(arguments))
+    try:
+        sys.exit(arguments.run(arguments))
+    except KeyboardInterrupt:
+        sys.exit("stopped")  # the servers are ended by now, and a soak has kept what it saw
 
 
 if __name__ == "__main__":

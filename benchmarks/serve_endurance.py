@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import record
-from benchmarks.serve_load import INFER, Load, drive, eata_serve, request
+from benchmarks.serve_load import INFER, Load, Server, drive, eata_serve, request
 
 GROWTH = 0.05  # of memory, after the first minute
 CLIENTS = 32
+LOOK = 20  # seconds of load between two looks at the server
 
 
 def add(commands: Any) -> None:
@@ -33,24 +34,28 @@ def add(commands: Any) -> None:
 
 
 def soak(arguments: argparse.Namespace) -> int:
-    """0 if memory stayed within bounds, nothing failed, and the state on disk is the one that was served."""
+    """0 if memory stayed within bounds, nothing failed, and the state on disk is the one that was served.
+
+    What was seen so far is kept after each look: a soak that is cut off leaves its curve, with ``finished`` false.
+    """
     from benchmarks.serve import images
 
     made = record.manifest()
     content = [request(INFER, each[None]) for each in images(256)]
-    minutes = arguments.minutes
+    length = 60 * arguments.minutes
+    curve: list[dict[str, int]] = []
     with tempfile.TemporaryDirectory() as place:
         server = eata_serve(Path(place), "--method", "eta", "--state", "state", "--timeout", str(arguments.timeout))
         try:
             server.wait_until_ready("/v2/health/ready")
-            answered, errors, memories = 0, 0, []
             begin = time.monotonic()
-            while time.monotonic() - begin < 60 * minutes:
-                load = asyncio.run(drive(server.port, content, CLIENTS, min(20, 60 * minutes / 3)))
-                answered, errors = answered + len(load.seconds), errors + len(load.errors) + load.lost
-                seconds, memory = time.monotonic() - begin, server.rss()
-                memories.append((round(seconds), memory))
-                print(f"{seconds:6.0f} s  {answered:8} answered  {errors} errors  {memory / 1e6:.0f} MB", flush=True)
+            while time.monotonic() - begin < length:
+                load = asyncio.run(drive(server.port, content, CLIENTS, min(LOOK, length / 3)))
+                curve.append(_seen(server, load, round(time.monotonic() - begin), curve))
+                print("{second:6} of {0:.0f} s {answered:8} answered  {errors} errors  version {version}  {1:.0f} MB"
+                      .format(length, curve[-1]["bytes"] / 1e6, **curve[-1]), flush=True)  # fmt: skip
+                seen = {"minutes": arguments.minutes, "growth": growth(curve, length), **curve[-1]}
+                record.keep(arguments.out, made, {**seen, "finished": False, "curve": curve})
             time.sleep(5)  # the last answers have left before their step is done
             served = server.adaptation()
             log = server.end()
@@ -58,15 +63,36 @@ def soak(arguments: argparse.Namespace) -> int:
         finally:
             server.end()
     in_step = (saved["version"], saved["batches"]) == (served["version"], served["batches"])
-    later = [memory for seconds, memory in memories if seconds > min(60, 60 * minutes / 3)]
-    growth = max(later) / later[0] - 1
-    print(f"{answered} answered, {errors} errors; memory grew by {100 * growth:.1f} % after the first minute; "
-          f"version {served['version']} after {served['batches']} batches, on disk "
-          f"{'the same' if in_step else saved}")  # fmt: skip
-    numbers = {"minutes": minutes, "answered": answered, "errors": errors, "growth": growth, "in_step": in_step}
-    seen = {"version": served["version"], "batches": served["batches"], "bytes_by_second": memories}
-    record.keep(arguments.out, made, {**numbers, **seen})
-    return int(bool(errors) or growth > GROWTH or not in_step or "Traceback" in log)
+    seen |= {"version": served["version"], "batches": served["batches"], "in_step": in_step}
+    print("{answered} answered, {errors} errors; memory grew by {0:.1f} % after the first minute; "
+          "version {version} after {batches} batches, on disk {1}"
+          .format(100 * seen["growth"], "the same" if in_step else saved, **seen))  # fmt: skip
+    record.keep(arguments.out, made, {**seen, "finished": True, "curve": curve})
+    return int(bool(seen["errors"]) or seen["growth"] > GROWTH or not in_step or "Traceback" in log)
+
+
+def _seen(server: Server, load: Load, second: int, before: list[dict[str, int]]) -> dict[str, int]:
+    """One look: answers and errors in all, and the server as it is."""
+    last = before[-1] if before else {"answered": 0, "errors": 0}
+    found = server.adaptation()
+    return {
+        "second": second,
+        "answered": last["answered"] + len(load.seconds),
+        "errors": last["errors"] + len(load.errors) + load.lost,
+        "version": found["version"],
+        "batches": found["batches"],
+        "bytes": server.rss(),
+    }
+
+
+def growth(curve: list[dict[str, int]], length: float) -> float:
+    """Of memory, from the first look after the first minute (the first third of a short soak) to the highest one.
+
+    >>> growth([{"second": 20, "bytes": 100}, {"second": 61, "bytes": 200}, {"second": 81, "bytes": 210}], 1800)
+    0.05
+    """
+    later = [look["bytes"] for look in curve if look["second"] > min(60, length / 3)]
+    return round(max(later) / later[0] - 1, 4) if later else 0.0
 
 
 def kill(arguments: argparse.Namespace) -> int:

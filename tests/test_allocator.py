@@ -34,6 +34,31 @@ def test_freed_memory_is_used_again() -> None:
     assert faults("assert allocator.keep_freed_memory()") < 0.2 * faults("pass")
 
 
+POOLS = """
+import threading, torch
+from eata import allocator
+{setting}
+places = []
+thread = threading.Thread(target=lambda: places.append(torch.empty(1_000_000).data_ptr()))
+thread.start()
+thread.join()
+[pool] = [line.split()[0].split("-") for line in open("/proc/self/maps") if "[heap]" in line]
+print(int(pool[0], 16) <= places[0] < int(pool[1], 16))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is glibc's, and this is another C library")
+def test_threads_share_the_main_threads_pool() -> None:
+    def shared(setting: str) -> bool:
+        environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "33554432"}
+        command = [sys.executable, "-c", POOLS.format(setting=setting)]
+        printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
+        return printed.split()[-1] == "True"
+
+    assert shared("assert allocator.keep_freed_memory()")
+    assert not shared("pass")  # otherwise there would be nothing to mend
+
+
 RESIDENT = """
 import resource, torch
 from eata import allocator

@@ -255,6 +255,46 @@ def test_the_cached_step_is_on_the_chosen_with_batch_norms_own_gradient(trained,
     }
 
 
+def test_a_cached_step_is_filled_up_by_others_that_add_nothing_to_the_loss(trained, stream):
+    net = trained("bn", torch.float64)
+    plain = copy.deepcopy(net).eval()
+    inner = eata.Tent(net, lr=0.05)
+    chosen, others = [1, 2, 5, 7, 9], [0]  # 6 is a multiple of 16 / 8
+    weights = torch.tensor([1.0, 2.0, 1.5, 1.2, 0.7], dtype=torch.float64)
+    inner.select = lambda batch: Choice(torch.tensor(chosen), weights, 5)
+    model = eata.Window(inner, length=16)
+    images = torch.stack(singles(stream, 16))
+    for image in images:
+        model(image[None])
+    as_mean_of_five = torch.cat([weights, weights.new_zeros(1)]) * 6 / 5
+    steps = naive_step(plain, images[chosen + others], images, as_mean_of_five, 0.05)
+    before = [p for m in plain if isinstance(m, nn.BatchNorm2d) for p in (m.weight, m.bias)]
+    after = [p for m in net if isinstance(m, nn.BatchNorm2d) for p in (m.weight, m.bias)]
+    for old, new, step in zip(before, after, steps, strict=True):
+        torch.testing.assert_close(new - old, step, rtol=1e-6, atol=1e-9)
+    assert model.stats.backwards == 5
+
+
+def test_steps_have_eight_sizes_whatever_is_chosen(trained, stream):
+    """With one for each number of chosen samples, a server's memory grew."""
+    inner = eata.Tent(trained("bn"), lr=0.001)
+    sizes = set()
+
+    def forward(inputs, *, grad=False, forward=inner.forward):
+        if grad:
+            sizes.add(len(inputs))
+        return forward(inputs, grad=grad)
+
+    inner.forward = forward
+    model = eata.Window(inner, length=16)
+    batch = stream([16])[0]
+    for count in range(1, 17):
+        inner.select = lambda _, count=count: Choice(torch.arange(count), torch.ones(count), count)
+        model(batch)
+    assert model.stats.steps == 16
+    assert sizes == set(range(2, 17, 2))
+
+
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize(
     "method",

@@ -9,7 +9,7 @@ import mmap
 import torch
 from torch import Tensor
 
-M_MMAP_MAX, M_TRIM_THRESHOLD = -4, -1  # from glibc's malloc.h
+M_ARENA_MAX, M_MMAP_MAX, M_TRIM_THRESHOLD = -8, -4, -1  # from glibc's malloc.h
 
 
 def keep_freed_memory() -> bool:
@@ -20,6 +20,9 @@ def keep_freed_memory() -> bool:
     By default a large tensor gets fresh pages from the system each time, and the first touch of each page costs more
     than the arithmetic of an elementwise operation.
 
+    All threads share one pool: glibc gives each its own, but a large one flows over into the main thread's, and a
+    server would keep the gaps in both.
+
     Returns:
         Whether it could be done; on a system without glibc nothing changes.
     """
@@ -27,7 +30,7 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):
         return False
-    return bool(mallopt(M_MMAP_MAX, 0)) and bool(mallopt(M_TRIM_THRESHOLD, -1))
+    return all([mallopt(M_MMAP_MAX, 0), mallopt(M_TRIM_THRESHOLD, -1), mallopt(M_ARENA_MAX, 1)])
 
 
 LARGE = 2**20  # bytes; a block of its own costs two calls to the system

@@ -24,6 +24,10 @@ from eata.rows import Gradients, LossOf
 from eata.window_statistics import NewSamples, Remembered, WindowStatistics
 from eata.wrapper import Wrapper
 
+# Sizes of a step's batch, at most. With one for each number of chosen samples, oneDNN keeps compiled code for each. It
+# lies between the tensors, and what they leave behind fits no tensor of another size: memory grows.
+SIZES = 8
+
 
 class Window(Wrapper):
     """Any method on a stream of single samples (or small batches): the last ``length`` samples stand in for a batch.
@@ -41,8 +45,9 @@ class Window(Wrapper):
     --layers``). After a sudden shift the average forgets slowly: 63 per cent of it in 2 L samples.
 
     A gradient step comes once in every L samples, over those of the window that the method chooses. The default chooses
-    by the predictions given, and forwards the chosen again, normalized by the window's statistics; the gradient flows
-    through BatchNorm as if they were the whole batch.
+    by the predictions given, and forwards the chosen again, normalized by the window's statistics; others of the window
+    fill them up to a multiple of L/8 samples, so that a step has few sizes. The gradient is of the chosen alone, and
+    flows through BatchNorm as if what is forwarded were the whole batch.
 
     Until the window is full, the source statistics count for the missing samples: with n of L there,
     (L-n)/L * source + n/L * window, and no step is taken. A prior of the method's own (``eata.BN``) comes on top. Of
@@ -231,15 +236,17 @@ class Window(Wrapper):
     def _step(self, kind: tuple[Any, ...]) -> None:
         """Let the method learn from the samples of the window, of those of the newest one's kind.
 
-        Their logits are known; only what the method chooses is forwarded again, for the gradient.
+        Their logits are known; only what the method chooses (filled up) is forwarded again, for the gradient.
         """
         known = self._others(kind, [])
         inputs = joined(list(known.values()))
         logits = torch.stack([row for place in known if (row := self.logits[place]) is not None])
 
         def gradients(index: Tensor, loss_of: LossOf) -> Gradients:
-            chosen = self.model.forward(inputs.take(index), grad=True)
-            return chosen.gradients(torch.arange(len(index), device=index.device), loss_of)
+            rows = _filled_up(index, len(inputs), self.length // SIZES)
+            batch = self.model.forward(inputs.take(rows), grad=True)
+            every = torch.arange(len(rows), device=index.device)
+            return batch.gradients(every, lambda logits: loss_of(logits[: len(index)]))
 
         with self._normalizing_by(WindowStatistics(self.remembered, self.count)):
             self.model.learn(Pass(inputs, logits, gradients=gradients))
@@ -260,3 +267,14 @@ class Window(Wrapper):
             WindowStatistics(self.remembered, self.count).begin()  # fills the room with them as they stand
             now = enumerate(self.remembered.given_by_layer)
             return norm.with_statistics(self.net, {index: (g.mean.clone(), g.variance.clone()) for index, g in now})
+
+
+def _filled_up(index: Tensor, samples: int, step: int) -> Tensor:
+    """Chosen positions, then as many others of ``samples`` as make their number a multiple of ``step``.
+
+    >>> _filled_up(torch.tensor([1, 4]), 6, 4)
+    tensor([1, 4, 0, 2])
+    """
+    missing = min(-len(index) % max(1, step), samples - len(index))
+    others = torch.ones(samples, dtype=torch.bool, device=index.device).index_fill_(0, index, False).nonzero()[:, 0]
+    return torch.cat([index, others[:missing]])
