@@ -24,8 +24,8 @@ from eata.rows import Gradients, LossOf
 from eata.window_statistics import NewSamples, Remembered, WindowStatistics
 from eata.wrapper import Wrapper
 
-# Sizes of a step's batch, at most. With one for each number of chosen samples, oneDNN keeps compiled code for each. It
-# lies between the tensors, and what they leave behind fits no tensor of another size: memory grows.
+# Sizes of a step's batch, at most. With one for each number of chosen samples the heap grows for minutes: what a tensor
+# of one size leaves behind fits no tensor of another, and compiled convolutions, kept by size, lie in between.
 SIZES = 8
 
 
