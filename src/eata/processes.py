@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import reduce
 from typing import TypeVar
 
 import torch
@@ -55,15 +56,12 @@ class Processes:
 
     def total(self, values: Tensor) -> Tensor:
         """The sum over all processes: the same bits in each."""
-        summed = values.detach().clone(memory_format=torch.contiguous_format)
-        if (sockets := self._sockets_for(summed)) is None:
-            self._together(lambda: dist.all_reduce(summed, group=self._group))
-            return summed
-        first, *rest = self._together(lambda: sockets.exchange(summed))
-        total = first.clone()
-        for part in rest:
-            total += part
-        return total
+        own = values.detach().contiguous()
+        if (sockets := self._sockets_for(own)) is not None:
+            return reduce(torch.add, self._together(lambda: sockets.exchange(own)))
+        summed = own.clone()
+        self._together(lambda: dist.all_reduce(summed, group=self._group))
+        return summed
 
     def counts(self, *numbers: int) -> tuple[int, ...]:
         """The sum of each number over all processes."""
