@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import socket
 import struct
+import time
 import uuid
 import weakref
 import zlib
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 LARGEST = 2**16  # bytes of a message; more may not fit into what the system keeps for a socket, and all would wait
+MOMENT = 2e-4  # seconds in which to look again and again: to be woken by the system takes as long
 KIND = struct.Struct("I")  # goes before each message, and tells what it is
 HELLO = struct.Struct("qq")  # the secret of the one who is called, and the rank of the caller
 
@@ -101,12 +103,19 @@ def _bytes(t: Tensor) -> memoryview:
 
 def _receive(of: socket.socket, target: memoryview) -> memoryview:
     """The target, filled."""
-    rest = target
+    rest, timeout, until = target, of.gettimeout(), time.perf_counter() + MOMENT
+    of.setblocking(False)
     while rest:
-        count = of.recv_into(rest)
+        try:
+            count = of.recv_into(rest)
+        except BlockingIOError:
+            if time.perf_counter() > until:
+                of.settimeout(timeout)
+            continue
         if not count:
             raise ConnectionError("the connection was closed")
         rest = rest[count:]
+    of.settimeout(timeout)
     return target
 
 

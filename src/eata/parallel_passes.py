@@ -103,6 +103,11 @@ class SharedEngine(Engine):
         super().__init__(like is not None and like.lean)
         self._processes, self._by_rows = processes, by_rows
 
+    def watch(self, layers: Sequence[Layer], statistics: Statistics, needs_features: bool = False) -> Watch:
+        watch = super().watch(layers, statistics, needs_features)
+        watch.describes = self._by_rows
+        return watch
+
     def gradients(
         self, watch: Watch, logits: Tensor, index: Tensor, loss_of: LossOf, parameters: Sequence[Tensor]
     ) -> Gradients:
