@@ -11,8 +11,8 @@ the default of one process, which on a CPU is rows too. 'work' is processor seco
 process with one thread: 1 is a perfect division, and it holds on a busy machine too, where the times do not (threads
 that wait for one another suffer most). The processes lay images out pixel by pixel, 'full' in one process as they
 come: a part of 'exact' is that. Bytes are what a process wrote to its sockets (/proc/self/io, and its own count of what
-does not go through gloo); theory is `traffic`, and the header that is added to each small message, measured too. Weights and images are random: the time does not
-depend on them.
+does not go through gloo); theory is `traffic`, and the header that is added to each small message, measured too.
+Weights and images are random: the time does not depend on them.
 """
 
 from __future__ import annotations
