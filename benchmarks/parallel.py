@@ -9,9 +9,10 @@ The same total batch, in one run; the sides take turns, and each ratio is of two
 is chosen. 'exact' compares backward="full" on both sides, which compute the same; 'rows' compares backward="rows" with
 the default of one process, which on a CPU is rows too. 'work' is processor seconds of both processes over those of one
 process with one thread: 1 is a perfect division, and it holds on a busy machine too, where the times do not (threads
-that wait for one another suffer most). Bytes are what a process wrote to its sockets (/proc/self/io); theory is
-`traffic`, and the header that gloo adds to each message, measured too. Weights and images are random: the time does not
-depend on them.
+that wait for one another suffer most). The processes lay images out pixel by pixel, 'full' in one process as they
+come: a part of 'exact' is that. Bytes are what a process wrote to its sockets (/proc/self/io, and its own count of what
+does not go through gloo); theory is `traffic`, and the header that is added to each small message, measured too.
+Weights and images are random: the time does not depend on them.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from benchmarks.nets import resnet50
 from benchmarks.step import ours
 from eata import norm
 from eata.models import ResNet26
+from eata.parallel import Parallel
 
 PROCESSES = 2
 NETS: dict[str, tuple[int, tuple[int, ...], int]] = {  # total batch, sample, classes
@@ -95,10 +97,10 @@ def scale() -> None:
 # --- measured ---------------------------------------------------------------------------------------------------------
 
 
-def written() -> int:
-    """Bytes that this process has written so far, to sockets too."""
+def written(model: Parallel) -> int:
+    """Bytes that this process has written so far, to gloo's sockets too, and what it has sent beside gloo."""
     lines = Path("/proc/self/io").read_text().splitlines()
-    return int(dict(line.split(": ") for line in lines)["wchar"])
+    return int(dict(line.split(": ") for line in lines)["wchar"]) + model.processes.sent
 
 
 def work(rank: int, folder: str, name: str, turns: Connection) -> None:
@@ -109,16 +111,16 @@ def work(rank: int, folder: str, name: str, turns: Connection) -> None:
     batch, sample, _ = NETS[name]
     x = torch.randn(batch // PROCESSES, *sample)
     models = {how: eata.parallel(ours(build(name), len(x) // 2, backward=how), timeout=600) for how in ("full", "rows")}
-    few, before = torch.zeros(64), written()
+    few, before = torch.zeros(64), written(models["full"])
     for _ in range(20):
         models["full"].processes.total(few)
-    header = (written() - before) / 20 - few.nbytes  # what gloo adds to a message
+    header = (written(models["full"]) - before) / 20 - few.nbytes  # what is added to a small message
     while how := turns.recv():
         model = models[how]
-        bytes_before, messages_before, start = written(), model.processes.messages, time.process_time()
+        bytes_before, messages_before, start = written(model), model.processes.messages, time.process_time()
         model(x)
         used, messages = time.process_time() - start, model.processes.messages - messages_before
-        turns.send({"processor": used, "sent": written() - bytes_before, "messages": messages, "header": header})
+        turns.send({"processor": used, "sent": written(model) - bytes_before, "messages": messages, "header": header})
 
 
 class Crew:

@@ -103,6 +103,11 @@ class SharedEngine(Engine):
         super().__init__(like is not None and like.lean)
         self._processes, self._by_rows = processes, by_rows
 
+    def watch(self, layers: Sequence[Layer], statistics: Statistics, needs_features: bool = False) -> Watch:
+        watch = super().watch(layers, statistics, needs_features)
+        watch.describes = self._by_rows
+        return watch
+
     def gradients(
         self, watch: Watch, logits: Tensor, index: Tensor, loss_of: LossOf, parameters: Sequence[Tensor]
     ) -> Gradients:
@@ -175,15 +180,14 @@ class LayerPool:
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance over the whole batch, (C,) each."""
         source = self._layer.mean
-        center = source.double()
-        sums = center.new_zeros(2, len(center))
+        sums = torch.zeros(2, self._layer.channels, dtype=torch.float64, device=x.device)
         if self.present:
             mean, variance = _moments(x.detach().to(torch.promote_types(x.dtype, source.dtype)))
-            far = mean.double() - center
-            sums = torch.stack([far, variance.double() + far.square()]) * (x.numel() / x.shape[1])
+            far = mean.double().sub_(source)
+            sums = torch.stack([far, variance.double().addcmul_(far, far)]).mul_(x.numel() / x.shape[1])
         far, square = self._processes.total(sums) / self.values
-        variance = (square - far.square()).clamp_min_(0)
-        return (center + far).to(source.dtype), variance.to(source.dtype)
+        variance = square.addcmul(far, far, value=-1).clamp_min_(0)
+        return (far + source).to(source.dtype), variance.to(source.dtype)
 
     def total(self, values: Tensor) -> Tensor:
         """The sum over all processes."""

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from functools import reduce
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from eata import mesh
 from eata.errors import EataError
+
+T = TypeVar("T")
 
 
 class Processes:
     """All processes of ``torch.distributed``. Each method is called by every process, in the same order.
 
-    A group of its own is made of them, with a timeout of its own: gloo's and NCCL's default is many minutes.
+    A group of its own is made of them, with a timeout of its own: gloo's and NCCL's default is many minutes. Small
+    messages of the CPU go through sockets instead, where all are on one machine.
 
     Args:
         device: of the net, where messages start from and arrive.
@@ -41,11 +46,21 @@ class Processes:
         self.messages = 0
         self._group = dist.new_group(timeout=timedelta(seconds=timeout))
         self._broken: EataError | None = None
+        self._mesh: mesh.Mesh | None = None
+        self._mesh = mesh.connect(self.rank, self.size, timeout, self.gather)
+
+    @property
+    def sent(self) -> int:
+        """Bytes that this process has sent by itself, and not through the group."""
+        return 0 if self._mesh is None else self._mesh.sent
 
     def total(self, values: Tensor) -> Tensor:
         """The sum over all processes: the same bits in each."""
-        summed = values.detach().clone(memory_format=torch.contiguous_format)
-        self._together(dist.all_reduce, summed)
+        own = values.detach().contiguous()
+        if (sockets := self._sockets_for(own)) is not None:
+            return reduce(torch.add, self._together(lambda: sockets.exchange(own)))
+        summed = own.clone()
+        self._together(lambda: dist.all_reduce(summed, group=self._group))
         return summed
 
     def counts(self, *numbers: int) -> tuple[int, ...]:
@@ -56,18 +71,14 @@ class Processes:
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
         """The numbers of every process, by rank."""
         own = torch.tensor(numbers, dtype=torch.int64, device=self.device)
-        found = [torch.empty_like(own) for _ in range(self.size)]
-        self._together(dist.all_gather, found, own)
-        return [[int(number) for number in row.tolist()] for row in found]
+        return [[int(number) for number in row.tolist()] for row in self._of_all(own)]
 
     def rows(self, values: Tensor) -> Tensor:
         """The rows of every process, joined in the order of the ranks: the same bits in each. Some may have none."""
         lengths = [row[0] for row in self.gather([len(values)])]
         own = values.new_zeros(max(lengths), *values.shape[1:])
         own[: len(values)] = values.detach()
-        found = [torch.empty_like(own) for _ in range(self.size)]
-        self._together(dist.all_gather, found, own)
-        return torch.cat([part[:length] for part, length in zip(found, lengths, strict=True)])
+        return torch.cat([part[:length] for part, length in zip(self._of_all(own), lengths, strict=True)])
 
     def gradients(self, found: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
         """The sum of gradients by these parameters, all in one message; None where it is None in every process."""
@@ -82,16 +93,32 @@ class Processes:
             for total, parameter, some in zip(sums, parameters, there.tolist(), strict=True)
         )
 
-    def _together(self, collective: Callable[..., Any], *tensors: Any) -> None:
+    def _of_all(self, own: Tensor) -> list[Tensor]:
+        """The tensor of every process, by rank; all of one shape."""
+        if (sockets := self._sockets_for(own)) is not None:
+            return self._together(lambda: sockets.exchange(own))
+        found = [torch.empty_like(own) for _ in range(self.size)]
+        self._together(lambda: dist.all_gather(found, own, group=self._group))
+        return found
+
+    def _sockets_for(self, message: Tensor) -> mesh.Mesh | None:
+        """What the message goes through, if not through the group: the same in every process."""
+        if message.device.type != "cpu" or message.nbytes > mesh.LARGEST:
+            return None
+        return self._mesh
+
+    def _together(self, collective: Callable[[], T]) -> T:
         if self._broken is not None:
             raise self._broken
         self.messages += 1
         try:
-            collective(*tensors, group=self._group)
-        except RuntimeError as problem:
+            return collective()
+        except BaseException as problem:
             first = (str(problem).splitlines() or [""])[0]
             self._broken = EataError(
                 f"Another process of this adaptation stopped, or did not come within {self.timeout:g} seconds; process "
                 f"{self.rank} is as it was before the batch. Start all of them again from a saved state. ({first})"
             )
-            raise self._broken from problem
+            if isinstance(problem, RuntimeError | OSError):
+                raise self._broken from problem
+            raise  # an interruption: half a message may have been read

@@ -195,14 +195,13 @@ def _by_sums(
     )
     scale = rstd if weight is None else rstd * weight
     all_dot, all_total = (dot, total) if pool is None else pool.total(torch.stack([dot, total]))
-    slope = -part * scale * rstd * all_dot
-    offset = -part * scale * all_total - slope * (mean if off is None else mean + off)
-    ones = [1] * (x.dim() - 2)
-    if row_weight is None:
-        row_weight = torch.ones(1, dtype=x.dtype, device=x.device)
-    slopes = (row_weight.to(x)[:, None] * slope).view(-1, x.shape[1], *ones)
-    offsets = (row_weight.to(x)[:, None] * offset).view(-1, x.shape[1], *ones)
-    torch.addcmul(offsets, x, slopes, out=room).addcmul_(g, scale.view(1, -1, *ones))
+    counted = -part * scale
+    slope = counted * rstd * all_dot
+    offset = counted * all_total - slope * (mean if off is None else mean + off)
+    if row_weight is not None:
+        slope, offset = (row_weight.to(x)[:, None] * by_channel for by_channel in (slope, offset))
+    over = (-1, x.shape[1], *[1] * (x.dim() - 2))
+    torch.addcmul(offset.view(over), x, slope.view(over), out=room).addcmul_(g, scale.view(over))
     return room, dot, total
 
 

@@ -33,6 +33,7 @@ class Watch(Normalizing):
     ) -> None:
         super().__init__(layers, statistics, needs_features)
         self.keep_less = keep_less
+        self.describes = True  # whether some rows may stand for others
         self.rows: Rows | None = None  # of the backward pass under way
         self.moments: list[batchnorm.Moments] = []  # of the layers that describe the rows
         self.lengths: list[int] = []  # of the input of each BatchNorm layer
@@ -58,7 +59,7 @@ class Watch(Normalizing):
         one_value = x.numel() == x.shape[1] and given.pool is None
         if given.share == 1 or one_value or not learns or (weight is None) != (bias is None):
             return super().batch_norm(x, weight, bias, eps, given)
-        described = len(self.lengths) % DESCRIBED == 0
+        described = self.describes and len(self.lengths) % DESCRIBED == 0
         moments = batchnorm.row_moments(x, described)
         self.lengths.append(x.shape[0])
         if described and moments is not None:
