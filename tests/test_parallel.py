@@ -300,20 +300,27 @@ def test_what_can_not_be_is_said_in_every_process(two, case_of: str, here: str, 
 
 
 def test_a_killed_process_ends_the_others_with_whole_states(two, folder: Path, case) -> None:
-    found, codes = two
-    assert codes == [0, -9]
-    assert "death" not in found[1]
-    death = found[0]["death"]
-    assert "Another process of this adaptation stopped" in death["said"]
-    assert death["again"] == death["said"]
-    assert death["seconds"] < 30
-    assert death["unchanged"]
-    model = case(2).model()
-    model.load(folder / "state-0.safetensors")
-    one = case(2)
+    require_clean_end(*two, folder, case(2))
+
+
+def test_so_it_is_over_sockets(tmp_path: Path, case) -> None:
+    require_clean_end(*run(3, tmp_path, {"death": case(3)}), tmp_path, case(3))
+
+
+def require_clean_end(found: list[dict[str, Any]], codes: list[int | None], folder: Path, one: Case) -> None:
+    """The last process was killed: the others said so in time, and their states are those of the batch before."""
+    assert codes == [*[0] * (len(codes) - 1), -9]
     one.batches = one.batches[:4]
     expected, _ = alone(one)
-    compare([{**parallel_job.outcome(model, []), "answers": []}], {**expected, "answers": []}, torch.float64)
+    for rank in range(len(codes) - 1):
+        death = found[rank]["death"]
+        assert "Another process of this adaptation stopped" in death["said"]
+        assert death["again"] == death["said"]
+        assert death["seconds"] < 30
+        assert death["unchanged"]
+        model = one.model()
+        model.load(folder / f"state-{rank}.safetensors")
+        compare([{**parallel_job.outcome(model, []), "answers": []}], {**expected, "answers": []}, torch.float64)
 
 
 def test_a_process_that_does_not_come_is_not_waited_for(three) -> None:
