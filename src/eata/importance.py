@@ -170,12 +170,14 @@ def _expected(logits: Tensor) -> Tensor:
     Eq. 9 takes the likeliest label, whose gradient vanishes where the net is sure; the predictions do not stop moving
     there. In nats it is the labels drawn by the net's own probabilities p that count: their gradients at the logits,
     ``p - e_y``, have the mean square ``1 - sum p^2``. The factor brings the one gradient that there is to this size,
-    which is exact between two classes.
+    which is exact between two classes. Where a sample has many predictions (pixels), their mean counts.
     """
     p = logits.detach().double().softmax(1)
-    likeliest = p - F.one_hot(p.argmax(1), p.shape[1])
+    label = p.argmax(1, keepdim=True)
+    likeliest = p.scatter_add(1, label, -torch.ones_like(p)).square().sum(1)
     expected = (1 - p.square().sum(1)).clamp_min(0)
-    return (expected / likeliest.square().sum(1).clamp_min(1e-30)).sqrt()
+    sizes = [functional.per_sample(values) for values in (expected, likeliest)]
+    return (sizes[0] / sizes[1].clamp_min(1e-30)).sqrt()
 
 
 def in_distribution(net: nn.Module, images: Tensor, keep: float | int) -> Tensor:
