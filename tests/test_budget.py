@@ -49,7 +49,7 @@ def naive_held(spectrum, moved, kappa):
 def matrix_of(model, names):
     """M of a model's Fisher, for the parameters in this order."""
     columns = torch.cat([model.curvature[name].flatten(1) for name in names], dim=1).double().tolist()
-    return dense(columns[:-1], columns[-1])
+    return dense(columns[:-1], [root * root for root in columns[-1]])
 
 
 def drift_of(model):
@@ -58,7 +58,7 @@ def drift_of(model):
     total = 0.0
     for row in range(len(next(iter(model.curvature.values()))) - 1):
         total += 0.5 * sum(float((model.curvature[name][row] * d).sum()) for name, d in moved.items()) ** 2
-    return total + sum(0.5 * float((model.curvature[name][-1] * d * d).sum()) for name, d in moved.items())
+    return total + sum(0.5 * float((model.curvature[name][-1] * d).square().sum()) for name, d in moved.items())
 
 
 KAPPA = 1e-5  # small: every kind of net gets there
@@ -106,10 +106,19 @@ def test_no_point_within_the_budget_is_nearer(problem, kappa, random):
         assert distance(got) <= distance([scale * d for d in other]) * (1 + 1e-5) + 1e-6
 
 
+def test_from_too_far_away_it_comes_straight_back():
+    rows = torch.randn(16, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    curvature = budget.Curvature(rows, torch.zeros(40, dtype=torch.float64))
+    for size in (1e9, 1e12, 1e15, 1e18, 1e30):
+        got = budget.held(curvature, size * torch.linspace(-1, 1, 40, dtype=torch.float64), 0.02)
+        assert bool(torch.isfinite(got).all())
+        assert budget.drift(curvature, got) <= 0.02 * 1.001
+
+
 def test_a_huge_range_of_importance():
     rest = torch.logspace(-12, 12, 49, dtype=torch.float64)
     curvature = budget.Curvature(torch.ones(2, 49, dtype=torch.float64), rest)
-    for size in (1e-6, 1.0, 1e6):
+    for size in (1e-6, 1.0, 1e6, 1e30):
         got = budget.held(curvature, torch.full_like(rest, size), 0.02)
         assert budget.drift(curvature, got) <= 0.02 * (1 + 1e-9)
         assert bool(torch.isfinite(got).all())
@@ -299,6 +308,10 @@ def test_bad_arguments_are_named(trained, digits):
         eata.EATA(net, by_batch, budget=0.02)
     with pytest.raises(ValueError, match="per=None"):
         eata.EATA(net, dict(copy.deepcopy(fisher)), budget=0.02)
+    spoiled = copy.deepcopy(fisher)
+    spoiled.curvature.popitem()
+    with pytest.raises(ValueError, match=r"curvature of .* is missing"):
+        eata.EATA(net, spoiled, budget=0.02)
     with pytest.raises(ValueError, match="this Fisher has none"):
         eata.EATA(net, eata.Fisher(fisher, "sample"), budget=0.02)
     eata.EATA(net, fisher, **eata.preset("imagenet") | {"beta": None, "budget": 0.02})

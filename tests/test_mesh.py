@@ -45,7 +45,7 @@ def meshes(size: int, timeout: float = SECONDS) -> list[Mesh]:
     return [one for one in found if one is not None]
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", [2, 3, 4])
 def test_each_gets_the_tensors_of_all_by_rank(size: int) -> None:
     all_of_them = meshes(size)
     sent = []
@@ -85,7 +85,7 @@ def test_one_that_ends_is_noticed_at_once() -> None:
 
 def test_processes_of_other_machines_get_no_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = itertools.count()
-    monkeypatch.setattr(mesh.uuid, "getnode", lambda: next(nodes))
+    monkeypatch.setattr(mesh, "_machine", lambda: next(nodes))
     assert connected(3) == [None] * 3
 
 
@@ -102,13 +102,23 @@ def test_one_that_reaches_nobody_leaves_all_without(monkeypatch: pytest.MonkeyPa
     assert connected(3) == [None] * 3
 
 
-def test_a_stranger_is_not_taken_for_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def _says_something_else(stranger: socket.socket) -> None:
+    stranger.sendall(mesh.HELLO.pack(1234, 1))
+
+
+def _says_nothing(stranger: socket.socket) -> None:
+    pass
+
+
+@pytest.mark.parametrize("does", [_says_something_else, _says_nothing, socket.socket.close])
+def test_a_stranger_is_not_taken_for_a_process(does: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mesh, "HELLO_SECONDS", 0.2)
     connect = socket.create_connection
     strangers = []
 
     def after_a_stranger(*args: Any) -> socket.socket:
         strangers.append(connect(*args))
-        strangers[-1].sendall(mesh.HELLO.pack(1234, 1))
+        does(strangers[-1])
         return connect(*args)
 
     monkeypatch.setattr(socket, "create_connection", after_a_stranger)
@@ -117,3 +127,15 @@ def test_a_stranger_is_not_taken_for_a_process(monkeypatch: pytest.MonkeyPatch) 
     assert [[int(part) for part in parts] for parts in found] == [[0, 1]] * 2
     for stranger in strangers:
         stranger.close()
+
+
+def test_without_a_loopback_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any, **kwargs: Any) -> socket.socket:
+        raise OSError("no loopback here")
+
+    monkeypatch.setattr(socket, "create_server", fails)
+    assert connected(2) == [None, None]
+
+
+def test_one_process_needs_none() -> None:
+    assert mesh.connect(0, 1, 1.0, lambda numbers: [list(numbers)]) is None

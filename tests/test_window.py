@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 import eata
+from eata import window as windows
 from eata.gradient import Choice
 
 
@@ -293,6 +294,13 @@ def test_steps_have_eight_sizes_whatever_is_chosen(trained, stream):
         model(batch)
     assert model.stats.steps == 16
     assert sizes == set(range(2, 17, 2))
+
+
+@pytest.mark.parametrize("length", [1, 7, 15, 16, 20, 50, 100, 127])
+def test_eight_sizes_at_most_for_any_length(length):
+    step = -(-length // windows.SIZES)
+    sizes = {len(windows._filled_up(torch.arange(count), length, step)) for count in range(1, length + 1)}
+    assert len(sizes) <= 8
 
 
 @pytest.mark.parametrize("exact", [True, False])

@@ -98,7 +98,11 @@ def held(curvature: Curvature, displacement: Tensor, budget: float) -> Tensor:
             break
         felt = wide.times(shrunk)
         slope = float(felt @ wide.shrunk(felt, mu))
+        if not slope > 0:
+            break
         mu += 2 * now / slope * (math.sqrt(now / budget) - 1)
     shrunk = wide.shrunk(moved, mu)
-    last = min(1.0, math.sqrt(budget / drift(wide, shrunk)))  # the millionth that may be left, whatever happened above
+    if not drift(wide, shrunk) <= 1.01 * budget:  # so far away that rounding is all there is: straight back
+        shrunk = moved
+    last = min(1.0, math.sqrt(budget / drift(wide, shrunk)))  # the millionth that may be left
     return (shrunk * last).to(displacement.dtype)

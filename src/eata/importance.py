@@ -1,4 +1,4 @@
-"""How much each parameter matters to the source domain: the diagonal Fisher information (Eq. 9)."""
+"""How much each parameter matters to the source domain: the diagonal Fisher information (Eq. 9), and its curvature."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ class Fisher(dict[str, Tensor]):
 
     Attributes:
         per: ``"sample"`` (Eq. 9 as written), ``"batch"`` (the authors' program), or None where nobody knows.
-        curvature: what a budget needs, by parameter name, of shape (rows + 1, ...): the directions that matter most to
-            the predictions, and the diagonal of the rest (``eata.budget``). None where it was not made per sample.
+        curvature: what a budget and the drift need, by parameter name, of shape (rows + 1, ...): the directions that
+            matter most to the predictions, and the root of the diagonal of the rest (``eata.budget``). None where it
+            was not made per sample.
 
     >>> Fisher({"0.weight": torch.ones(2)}, per="sample").per
     'sample'
@@ -64,7 +65,8 @@ def fisher(net: nn.Module, images: Tensor | Iterable[Any], *, samples: int = 200
         per: ``"sample"`` (default) or ``"batch"``.
 
     Returns:
-        omega by parameter name, each of its parameter's shape; its ``per`` says how it was made.
+        omega by parameter name, each of its parameter's shape; its ``per`` says how it was made, and its
+        ``curvature`` is what a budget needs.
 
     >>> net = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 3))
     >>> omega = fisher(net, torch.randn(100, 2), samples=80)
@@ -126,8 +128,7 @@ def _by_batch(net: nn.Module, batches: Iterator[Tensor], names: dict[str, nn.Par
 def _by_sample(net: nn.Module, batches: Iterator[Tensor], names: dict[str, nn.Parameter]) -> Fisher:
     """Squared gradients of each sample's loss, and the curvature of the predictions."""
     sizes = [parameter.numel() for parameter in names.values()]
-    first = next(iter(names.values()))
-    squares, spread = (torch.zeros(sum(sizes), dtype=torch.float64, device=first.device) for _ in range(2))
+    squares, spread = (torch.zeros(sum(sizes), dtype=torch.float64) for _ in range(2))  # on the host: MPS has no double
     rows = squares.new_zeros(0, sum(sizes))
     count = 0
     for x in batches:
@@ -141,9 +142,11 @@ def _by_sample(net: nn.Module, batches: Iterator[Tensor], names: dict[str, nn.Pa
     _require_some(count)
     rows = rows[:ROWS] / math.sqrt(count)
     rest = (spread / count - rows.square().sum(0)).clamp_min(0)
-    split = torch.cat([(squares / count)[None], rows, rest[None]]).to(first.dtype)
-    parts = zip(names.items(), split.split(sizes, dim=1), strict=True)
-    shaped = {name: part.reshape(-1, *parameter.shape) for (name, parameter), part in parts}
+    split = torch.cat([(squares / count)[None], rows, rest.sqrt()[None]]).split(sizes, dim=1)
+    shaped = {
+        name: part.reshape(-1, *p.shape).to(p.device, p.dtype)
+        for (name, p), part in zip(names.items(), split, strict=True)
+    }
     return Fisher(
         {name: part[0].clone() for name, part in shaped.items()},
         "sample",
@@ -172,7 +175,7 @@ def _expected(logits: Tensor) -> Tensor:
     ``p - e_y``, have the mean square ``1 - sum p^2``. The factor brings the one gradient that there is to this size,
     which is exact between two classes. Where a sample has many predictions (pixels), their mean counts.
     """
-    p = logits.detach().double().softmax(1)
+    p = logits.detach().cpu().double().softmax(1)
     label = p.argmax(1, keepdim=True)
     likeliest = p.scatter_add(1, label, -torch.ones_like(p)).square().sum(1)
     expected = (1 - p.square().sum(1)).clamp_min(0)
@@ -231,14 +234,14 @@ def _sample_gradients(net: nn.Module, x: Tensor, names: dict[str, nn.Parameter])
         missed = [name for name, gradient in gradients.items() if gradient is not None and name not in copies.of]
         if not missed:  # what has no gradient at all plays no part: a second head, say
             rows = [
-                p.new_zeros(len(x), p.numel()) if (g := gradients[name]) is None else g.flatten(1)
+                torch.zeros(len(x), p.numel()) if (g := gradients[name]) is None else g.flatten(1).cpu()
                 for name, p in names.items()
             ]
             return logits, torch.cat(rows, dim=1).double()
         _warn_one_by_one(missed[0])
     singles = [_gradients(net, one, names) for one in x.split(1)]
     rows = [
-        torch.cat([one[name].flatten() if name in one else p.new_zeros(p.numel()) for name, p in names.items()])
+        torch.cat([one[name].flatten().cpu() if name in one else torch.zeros(p.numel()) for name, p in names.items()])
         for _, one in singles
     ]
     return torch.cat([logits for logits, _ in singles]), torch.stack(rows).double()

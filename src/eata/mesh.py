@@ -6,6 +6,7 @@ have to be woken one after the other: for a small net that takes as long as its 
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import socket
 import struct
@@ -14,6 +15,7 @@ import uuid
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -22,6 +24,7 @@ LARGEST = 2**16  # bytes of a message; more may not fit into what the system kee
 MOMENT = 2e-4  # seconds in which to look again and again: to be woken by the system takes as long
 KIND = struct.Struct("I")  # goes before each message, and tells what it is
 HELLO = struct.Struct("qq")  # the secret of the one who is called, and the rank of the caller
+HELLO_SECONDS = 2.0  # that a caller may take to say it
 
 Gather = Callable[[Sequence[int]], list[list[int]]]
 
@@ -67,34 +70,57 @@ def connect(rank: int, size: int, timeout: float, gather: Gather) -> Mesh | None
         timeout: seconds to wait in each exchange.
         gather: the numbers of every process, by rank.
     """
+    if size < 2:
+        return None
     sockets: dict[int, socket.socket] = {}
-    with socket.create_server(("127.0.0.1", 0), backlog=size) as server:
-        server.settimeout(timeout)
-        machine = zlib.crc32(f"{socket.gethostname()} {uuid.getnode()}".encode())
-        secret = secrets.randbits(63)
-        told = gather([machine, server.getsockname()[1], secret])
-        connected = all(row[0] == machine for row in told)
+    with contextlib.ExitStack() as stack:
+        server, port, secret, machine = None, 0, secrets.randbits(63), _machine()
+        with contextlib.suppress(OSError):  # no loopback, say
+            server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=size))
+            port = server.getsockname()[1]
+        told = gather([machine, port, secret])
+        reached = all(row[0] == machine and row[1] for row in told)
         try:
-            for other in range(rank) if connected else ():
+            for other in range(rank) if reached else ():
                 sockets[other] = socket.create_connection(("127.0.0.1", told[other][1]), timeout)
                 sockets[other].sendall(HELLO.pack(told[other][2], rank))
         except OSError:  # containers of one name, say
-            connected = False
-        if not all(row[0] for row in gather([connected])):
+            reached = False
+        if all(row[0] for row in gather([reached])) and server is not None:
+            _accept(server, sockets, size - 1, secret, timeout)
+        if not all(row[0] for row in gather([len(sockets) == size - 1])):
             _close(sockets.values())
             return None
-        while len(sockets) < size - 1:
-            caller, _ = server.accept()
-            caller.settimeout(timeout)
-            known, other = HELLO.unpack(_receive(caller, memoryview(bytearray(HELLO.size))))
-            if known == secret:
-                sockets[other] = caller
-            else:  # a stranger
-                caller.close()
     for one in sockets.values():
         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * LARGEST)
     return Mesh(rank, sockets)
+
+
+def _machine() -> int:
+    """The same number in all processes of a machine, and another one elsewhere."""
+    boot = Path("/proc/sys/kernel/random/boot_id")  # Linux
+    name = boot.read_text() if boot.exists() else f"{socket.gethostname()} {uuid.getnode()}"
+    return zlib.crc32(name.encode())
+
+
+def _accept(server: socket.socket, sockets: dict[int, socket.socket], number: int, secret: int, timeout: float) -> None:
+    """Take in those who call, until there are so many, or until time is up; they have said hello already."""
+    until = time.monotonic() + timeout
+    while len(sockets) < number and (left := until - time.monotonic()) > 0:
+        server.settimeout(left)
+        with contextlib.suppress(OSError):
+            caller, _ = server.accept()
+            try:
+                caller.settimeout(min(HELLO_SECONDS, timeout))
+                known, other = HELLO.unpack(_receive(caller, memoryview(bytearray(HELLO.size))))
+            except OSError:  # a stranger who hung up, or says nothing
+                known = None
+            if known == secret:
+                caller.settimeout(timeout)
+                sockets[other] = caller
+            else:
+                caller.close()
 
 
 def _bytes(t: Tensor) -> memoryview:

@@ -243,7 +243,7 @@ class Window(Wrapper):
         logits = torch.stack([row for place in known if (row := self.logits[place]) is not None])
 
         def gradients(index: Tensor, loss_of: LossOf) -> Gradients:
-            rows = _filled_up(index, len(inputs), self.length // SIZES)
+            rows = _filled_up(index, len(inputs), -(-self.length // SIZES))
             batch = self.model.forward(inputs.take(rows), grad=True)
             every = torch.arange(len(rows), device=index.device)
             return batch.gradients(every, lambda logits: loss_of(logits[: len(index)]))

@@ -83,7 +83,7 @@ class Materials:
 
         if self.folder is None:
             return make()
-        path = self.folder / "fisher" / f"{slug(name)}-{digest([name, samples, per])}.safetensors"
+        path = self.folder / "fisher" / f"{slug(name)}-{digest([name, samples, per, 'curvature'])}.safetensors"
 
         def write() -> None:
             made = make()

@@ -103,8 +103,8 @@ class EATA(ETA):
         beta: weight of the term, at least 0; the paper's 2000 (ImageNet, ``per="batch"``; the default where there is no
             budget), 1 for CIFAR-10 (``per="sample"``).
         per: the kind of Fisher that ``beta`` is meant for, as the presets say; another kind warns. None: any.
-        budget: in nats, above 0, in place of beta; 0.02 is a good one. It needs a Fisher with ``per="sample"``. With a
-            preset: ``eata.preset("cifar10") | {"beta": None, "budget": 0.02}``.
+        budget: in nats, above 0, in place of beta; 0.02 is a good one. It needs what ``eata.fisher`` gives with
+            ``per="sample"``. With a preset: ``eata.preset("cifar10") | {"beta": None, "budget": 0.02}``.
         filters: ``e0``, ``epsilon``, ``alpha`` and all other arguments of ``ETA``.
 
     >>> import eata
@@ -150,7 +150,9 @@ class EATA(ETA):
         super().__init__(net, **filters)
         self.declare(beta=beta, per=per, budget=budget)
         self.remember("importance", importance)
-        self.remember("curvature", None if felt is None else _alike(felt, free))
+        self.curvature = None if felt is None else _fitting(felt, free)
+        if budget is not None:  # else it only tells the drift, and a state can do without
+            self.remember("curvature", self.curvature)
         self.remember("fisher_per", made)
 
     @property
@@ -162,7 +164,7 @@ class EATA(ETA):
     def drift(self) -> float | None:
         """How far the predictions on clean data have moved from the source's, in nats (``eata.budget``).
 
-        None where the Fisher is not known to be per sample: another scale says nothing in nats.
+        None where the Fisher has no curvature: one that was made per batch says nothing in nats.
         """
         if self.curvature is None:
             return None
@@ -195,17 +197,14 @@ class EATA(ETA):
         back = budgets.held(curvature, displacement, budget).split([p.numel() for p in self.parameters.values()])
         with torch.no_grad():
             for (name, theta), moved in zip(self.parameters.items(), back, strict=True):
-                theta.copy_(self.source[name] + moved.view_as(theta).to(theta.device))
+                theta.copy_((self.source[name].cpu() + moved.view_as(theta)).to(theta.dtype))
 
     def _curvature_and_displacement(self) -> tuple[budgets.Curvature, Tensor]:
         """On the host and in double precision: one look at the device for all."""
         assert self.curvature is not None
-        parts = [
-            torch.cat([self.curvature[name].flatten(1), (theta.detach() - self.source[name]).reshape(1, -1)])
-            for name, theta in self.parameters.items()
-        ]
-        joined = torch.cat(parts, dim=1).cpu().double()
-        return budgets.Curvature(joined[:-2], joined[-2]), joined[-1]
+        felt = torch.cat([self.curvature[name].flatten(1).cpu() for name in self.parameters], dim=1).double()
+        moved = [(theta.detach() - self.source[name]).flatten().cpu() for name, theta in self.parameters.items()]
+        return budgets.Curvature(felt[:-1], felt[-1].square()), torch.cat(moved).double()
 
 
 def _require_budget(
@@ -255,6 +254,18 @@ def _matching(fisher: Mapping[str, Tensor], parameters: Mapping[str, nn.Paramete
         broken = list(parameters)[int(finite.int().argmin())]
         raise EataError(f"The Fisher of '{broken}' is not finite; compute it again on finite images.")
     return _alike(fisher, parameters)
+
+
+def _fitting(curvature: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """The curvature of each free parameter, on its device."""
+    for name, parameter in parameters.items():
+        rows = curvature.get(name)
+        if rows is None or rows.shape[1:] != parameter.shape or not bool(torch.isfinite(rows).all()):
+            raise EataError(
+                f"The Fisher's curvature of '{name}' is missing, of another shape or not finite; compute it again: "
+                "eata.fisher(net, images)."
+            )
+    return _alike(curvature, parameters)
 
 
 def _alike(values: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
