@@ -21,7 +21,7 @@ from eata.errors import EataError
 from eata.inputs import logits_of
 
 BATCH = 64  # the paper's
-ROWS = 16  # directions kept for a budget: on our nets 16 hold clean predictions as well as 2,000 do
+ROWS = 16  # directions kept for a budget: on our nets 16 hold clean predictions nearly as well as 2,000
 ROOM = 64  # directions while they are being gathered: what is cut early can't come back
 Per = Literal["sample", "batch"]
 

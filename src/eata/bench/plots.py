@@ -304,11 +304,12 @@ def _course(table: Table) -> Iterator[Plot]:
     figure = Figure(figsize=(9.5, 2.6 * rows), layout="constrained")
     axes = figure.subplots(rows, 2, sharey=True, squeeze=False).flatten()
     for axis, column in zip(axes, columns, strict=False):
-        for line in lines:
+        for place, line in enumerate(lines):
             if line.course.get(column):
                 images, errors = zip(*line.course[column], strict=True)
-                look = _style(table, line) | {"marker": ""}
-                axis.plot(images, errors, label=line.name, **look)
+                # by their order: there are more methods than colours, and no two may look the same
+                again, colour = divmod(place, len(COLOURS))
+                axis.plot(images, errors, label=line.name, color=COLOURS[colour], linestyle=DASHES[again])
         axis.set_title(column, fontsize=9)
         axis.set_xlabel("images")
     for axis in axes[len(columns) :]:
