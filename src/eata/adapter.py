@@ -174,7 +174,7 @@ class Adapter:
                 len(inputs), lambda rows, statistics: self._logits_by(statistics, inputs.take(rows))
             )
         learns = self.learning and not self.paused and not self.statistics.rests
-        with self.weights_for(self.statistics):
+        with self.weights_in_use():
             batch = self.forward(inputs, grad=learns)
         if self.learning:
             self.statistics.notice(batch.logits)
@@ -187,12 +187,16 @@ class Adapter:
     def _logits_by(self, statistics: Statistics, inputs: Inputs) -> Tensor:
         """Logits of some samples by other statistics, to see which are better."""
         self.stats.forwards += len(inputs)
-        with self.weights_for(statistics):
+        with self.source_weights():
             return self.runner(inputs, statistics).logits
 
-    def weights_for(self, statistics: Statistics) -> contextlib.AbstractContextManager[None]:
-        """In what a net runs that normalizes by these; a method that learns has the source's weights as well."""
+    def source_weights(self) -> contextlib.AbstractContextManager[None]:
+        """In which the net has the source's weights; a method that learns has others outside."""
         return contextlib.nullcontext()
+
+    def weights_in_use(self) -> contextlib.AbstractContextManager[None]:
+        """In which the net has the weights that belong to its statistics."""
+        return self.source_weights() if self.statistics.rests else contextlib.nullcontext()
 
     def forward(self, inputs: Inputs, *, grad: bool = False, count: bool = True) -> Pass:
         """One forward of a batch, by the adapter's statistics; a method may call it again.
@@ -296,7 +300,7 @@ class Adapter:
         ...     torch.allclose(model.snapshot(x)(x), model(x), atol=1e-5)
         True
         """
-        with self.lock, torch.inference_mode(False), torch.no_grad(), self.weights_for(self.statistics):
+        with self.lock, torch.inference_mode(False), torch.no_grad(), self.weights_in_use():
             self.require_ready()
             recording = norm.Recording(self.statistics)
             if norm.batch_norm_layers(self.net) and self.statistics.share(1) < 1:

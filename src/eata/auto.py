@@ -1,22 +1,25 @@
 """``prior="auto"``: how much of the source's BatchNorm statistics is in use is chosen by the stream, without labels.
 
-Now and then a few images are forwarded by each of some candidates, and the one that makes predictions sure, and not
-all the same, is taken: the least of ``mean H(p) - LAMBDA * H(mean p)``. The entropy alone would take a source that is
-sure of one wrong class; the mutual information (LAMBDA = 1) is fooled by a stream of one class, where the batch's own
-statistics spread the predictions over all classes.
+Now and then a few images are forwarded by each of three candidates, and the one that makes predictions sure, and not
+all the same, is taken: the least of ``mean H(p) - weight * H(mean p)``. The entropy alone (weight 0) would take a
+source that is sure of one wrong class; the mutual information (weight 1) is fooled by a stream of one class, where the
+batch's own statistics spread the predictions over all classes.
 
 What classes a batch is made of shows in the statistics of the deep layers, a shift of the images in those of the
 early ones. So one candidate has the batch's share in the early layers only: it helps where images are shifted *and*
-come sorted by class.
+come sorted by class. It also tells one stream from the other: the batch's share in the deep layers makes predictions
+surer if the stream is shuffled, and doubtful if it is sorted. So these two are compared first, and how much the spread
+of the predictions weighs against the source depends on which of them is left.
 
 Only half and half learns. The two others have the source's statistics in the last layers, and its weights with them:
-while one of these is the best no step is taken, and what was learnt before comes back with the next choice.
+while one of these is the best no step is taken, and what was learnt before comes back with the next choice. All three
+are looked at by the source's weights: learning makes predictions surer, also where it does not fit.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -30,13 +33,37 @@ from eata.norm import Layer, Statistics
 Prior = float | Literal["auto"]
 #: the source's share in the first and in the last layer; in between it goes evenly from the one to the other
 CANDIDATES = ((1.0, 1.0), (0.5, 0.5), (0.4, 1.0))
-LAMBDA = 0.2  # of the entropy of the mean prediction against the mean entropy
-SAMPLES = 32  # looked at until a choice is made
+SOURCE, HALF, EARLY = range(3)
+#: of the entropy of the mean prediction: half against early layers, source against half, source against early layers
+WEIGHTS = (0.1, 0.7, 0.2)
+SAMPLES = 64  # looked at until a choice is made
 RATE = 0.1  # samples forwarded for looks, for each sample of the stream, at most on average
 BLOCK = 32  # samples whose mean entropy is compared with that of those before
 MEMORY = 256  # samples that it is compared with
 JUMP = 3.0  # standard errors of that difference which say that something changed
 FALSE = 1.5  # times more are needed after each look for which nothing had changed
+
+
+def choose(entropy: Sequence[float], spread: Sequence[float], weights: tuple[float, float, float] = WEIGHTS) -> int:
+    """Which candidate fits the stream.
+
+    Args:
+        entropy: the mean entropy of the predictions by each, in nats.
+        spread: the entropy of their mean.
+        weights: of the spread; see ``WEIGHTS``.
+
+    >>> choose([0.70, 0.70, 0.76], [1.79, 2.25, 2.11]) == HALF  # shuffled: the source is sure of a few classes
+    True
+    >>> choose([0.15, 1.04, 0.44], [0.26, 2.14, 0.81]) == SOURCE  # one class
+    True
+    """
+
+    def better(a: int, b: int, weight: float) -> int:
+        return a if entropy[a] - weight * spread[a] <= entropy[b] - weight * spread[b] else b
+
+    between, shuffled, in_order = weights
+    rival = better(HALF, EARLY, between)
+    return better(SOURCE, rival, shuffled if rival == HALF else in_order)
 
 
 class Layered(Statistics):
@@ -163,7 +190,7 @@ class Auto(Statistics):
         carried = self.carried
         mean = carried["predictions"] / carried["count"]
         spread = -(mean * mean.clamp_min(torch.finfo(mean.dtype).tiny).log()).sum(1)
-        best = int((carried["entropy"] / carried["count"] - LAMBDA * spread).argmin())
+        best = choose((carried["entropy"] / carried["count"]).tolist(), spread.tolist())
         for name in ("count", "entropy", "predictions"):  # the next look counts twice as much
             carried[name] = carried[name] / 2
         if best != carried["choice"]:

@@ -267,8 +267,8 @@ class GradientAdapter(Adapter):
             for name, parameter in self.parameters.items():
                 parameter.data = own[name]
 
-    def weights_for(self, statistics: norm.Statistics) -> contextlib.AbstractContextManager[None]:
-        return self.using(self.source) if statistics.rests else contextlib.nullcontext()
+    def source_weights(self) -> contextlib.AbstractContextManager[None]:
+        return self.using(self.source)
 
     def restore_source(self) -> None:
         """Source weights and a fresh optimizer; stats and what is remembered stay."""
