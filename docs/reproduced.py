@@ -8,6 +8,7 @@ differs from ``results/`` fails.
 from __future__ import annotations
 
 import csv
+import json
 import math
 import re
 import statistics
@@ -41,6 +42,7 @@ FIELD = (
     "lame",
     "lame-rbf",
     "rotta",
+    "cotta",
 )
 LIFELONG = ("tent-lifelong", "eta-lifelong", "eata-lifelong", "eata-budget-lifelong")
 
@@ -190,7 +192,27 @@ def streams(net: str) -> str:
     """Methods and streams; the long ones have folders of their own."""
     apart = {"recurring:5": f"streams-{net}-recurring", "gradual": f"streams-{net}-gradual"}
     names = ("reset", "continual", "gradual", "mixed", "correlated", "correlated:0.1", "recurring:5")
-    return grid(FIELD, [Column(name, apart.get(name, f"streams-{net}"), 5, name) for name in names])
+    others = f"streams-{net}+streams-{net}-cotta"
+    return grid(FIELD, [Column(name, apart.get(name, others), 5, name) for name in names])
+
+
+def rounds(folder: str) -> str:
+    """The error in each round of a recurring stream, from its cells."""
+    found = {}
+    for path in sorted((RESULTS / folder / "cells").glob("*.json")):
+        cell = json.loads(path.read_text("utf-8"))
+        stages = [stage for stage in cell["stages"] if stage["role"] == "shift"]
+        by_round = [stages[start : start + len(CORRUPTIONS)] for start in range(0, len(stages), len(CORRUPTIONS))]
+        found[cell["cell"].partition("-recurring")[0]] = [
+            100 - 100 * sum(stage["correct"] for stage in own) / sum(stage["known"] for stage in own)
+            for own in by_round
+        ]
+    if not found:
+        return MISSING
+    heads = [f"round {number}" for number in range(1, len(next(iter(found.values()))) + 1)]
+    lines = [["", *heads], ["---", *["---:"] * len(heads)]]
+    lines += [[name_of(row), *(f"{value:.1f}" for value in found[row])] for row in FIELD if row in found]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{data([folder])}"
 
 
 def photographs(severity: int) -> str:
@@ -277,6 +299,9 @@ TABLES = {
     "photographs-3": lambda: photographs(3),
     "streams-bn": lambda: streams("bn"),
     "streams-gn": lambda: streams("gn"),
+    "rounds-bn": lambda: rounds("streams-bn-recurring"),
+    "rounds-gn": lambda: rounds("streams-gn-recurring"),
+    "streams-bn-200": lambda: grid(FIELD, [Column(name, "streams-bn-200", 5, name) for name in ("continual", "mixed")]),
 }
 
 

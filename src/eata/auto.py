@@ -37,11 +37,11 @@ SOURCE, HALF, EARLY = range(3)
 #: of the entropy of the mean prediction: half against early layers, source against half, source against early layers
 WEIGHTS = (0.1, 0.7, 0.2)
 SAMPLES = 64  # looked at until a choice is made
+FULL = SAMPLES * len(CANDIDATES)  # forwards of a look
 RATE = 0.1  # samples forwarded for looks, for each sample of the stream, at most on average
-BLOCK = 32  # samples whose mean entropy is compared with that of those before
-MEMORY = 256  # samples that it is compared with
-JUMP = 3.0  # standard errors of that difference which say that something changed
-FALSE = 1.5  # times more are needed after each look for which nothing had changed
+BLOCK = 32  # samples or more, whose mean entropy is compared with that of those before
+MEMORY = 256  # samples that it is compared with; and so many are compared at most
+JUMP = 3.0  # standard errors of that difference which say that something changed, while looks can be afforded
 
 
 def choose(entropy: Sequence[float], spread: Sequence[float], weights: tuple[float, float, float] = WEIGHTS) -> int:
@@ -102,8 +102,8 @@ class Auto(Statistics):
     """One of the candidates, chosen by the stream; the source alone until the first choice.
 
     It looks at the first samples, again when the entropy of the predictions jumps, and else now and then. All looks
-    together cost at most ``RATE`` forwards a sample, but for the first and two that may come early. A jump for which
-    nothing else is chosen was none (another class, say): the next has to be larger.
+    together cost at most ``RATE`` forwards a sample, but for the first and two that may come early. The last of these
+    needs a larger jump: where entropies jump all the time (another class, say) that tells little.
 
     Args:
         layers: how many BatchNorm layers the net has.
@@ -125,9 +125,8 @@ class Auto(Statistics):
         self.carried: dict[str, Any] = {
             "choice": 0,
             "missing": SAMPLES,  # samples of the look under way; 0: none is
-            "credit": float(SAMPLES * len(CANDIDATES)),  # forwards that may be spent on looks; the first is for free
+            "credit": float(FULL),  # forwards that may be spent on looks; the first is for free
             "changed": False,
-            "jump": JUMP,
             "count": 0.0,  # samples in the sums of the looks so far; older looks count less
             "entropy": None,  # (candidates,)
             "predictions": None,  # (candidates, C)
@@ -161,12 +160,11 @@ class Auto(Statistics):
     def prepare(self, samples: int, forward: Callable[[Tensor, Statistics], Tensor]) -> None:
         """Look at some samples of the batch if it is time to, and choose once enough were seen."""
         carried = self.carried
-        full = SAMPLES * len(self.candidates)
-        if not carried["missing"] and carried["credit"] >= (-full if carried["changed"] else full):
+        if not carried["missing"] and carried["credit"] >= (-FULL if carried["changed"] else FULL):
             carried["missing"] = SAMPLES
             if carried["changed"]:  # what was seen before is of no use now
-                carried.update(count=0.0, entropy=None, predictions=None, changed=False, jump=FALSE * carried["jump"])
-        carried["credit"] = min(carried["credit"] + RATE * samples, full)
+                carried.update(count=0.0, entropy=None, predictions=None, changed=False)
+        carried["credit"] = min(carried["credit"] + RATE * samples, FULL)
         if not carried["missing"]:
             return
         taken = min(samples, carried["missing"])
@@ -194,7 +192,7 @@ class Auto(Statistics):
         for name in ("count", "entropy", "predictions"):  # the next look counts twice as much
             carried[name] = carried[name] / 2
         if best != carried["choice"]:
-            carried.update(choice=best, jump=JUMP, usual=[0.0, 0.0, 0.0], block=[0.0, 0.0, 0.0])
+            carried.update(choice=best, usual=[0.0, 0.0, 0.0], block=[0.0, 0.0, 0.0])
 
     # --- changes --------------------------------------------------------------------------------------------------
 
@@ -214,8 +212,11 @@ class Auto(Statistics):
         if usual[0]:
             both = _joined(usual, block)
             spread = max(both[2] - both[1] ** 2, 0.0) * (1 / usual[0] + 1 / block[0])
-            if abs(usual[1] - block[1]) > carried["jump"] * math.sqrt(spread):
+            needed = JUMP if carried["credit"] >= 0 else 2 * JUMP
+            if abs(usual[1] - block[1]) > needed * math.sqrt(spread):
                 carried.update(changed=True, usual=[0.0, 0.0, 0.0], block=[0.0, 0.0, 0.0])
+                return
+            if block[0] < MEMORY:  # a small change shows in more samples
                 return
         carried["usual"] = _joined([min(usual[0], MEMORY), *usual[1:]], block)
         carried["block"] = [0.0, 0.0, 0.0]
