@@ -33,6 +33,7 @@ import eata
 from benchmarks.accuracy import HALVES
 from benchmarks.imagenet_resnet50 import resnet50
 from eata.bench.manifest import manifest
+from eata.bench.materials import Restricted
 from eata.data import imagenet
 from eata.files import replacing
 
@@ -84,7 +85,7 @@ class Source:
     def __init__(self, path: str | None, images: int) -> None:
         self.photographs, self.images = path is not None, images
         self.data = f"folder:{path}" if path else "cifar10"
-        self.net: nn.Module = resnet50() if path else eata.models.load("resnet26-bn-cifar10")
+        self.net = self._new_net()
         self.preset = "imagenet" if path else "cifar10"
         self._fisher: dict[str, Tensor] | None = None
         self.load = lru_cache(maxsize=16 if images <= 2000 else 1)(self._load)  # corrupting takes time, too
@@ -95,22 +96,30 @@ class Source:
         corruption = None if name == "clean" else name
         limit = None if self.images == 10_000 and not self.photographs else self.images  # all of CIFAR-10 is in a file
         stream = eata.data.load(self.data, corruption=corruption, severity=5, limit=limit)
-        x, y = next(stream.batches(len(stream), seed=seed, mean=config["mean"], std=config["std"]))
-        if self.photographs:
-            y = torch.tensor([imagenet.full_index()[name] for name in stream.class_names])[y]
-        return x, y
+        return next(stream.batches(len(stream), seed=seed, mean=config["mean"], std=config["std"]))
+
+    def _new_net(self) -> nn.Module:
+        """The net; of photographs only the logits of their classes, as ImageNet-R has 200 of 1,000."""
+        if not self.photographs:
+            return eata.models.load("resnet26-bn-cifar10")
+        net, places = resnet50(), imagenet.full_index()
+        restricted = Restricted(net, tuple(places[name] for name in eata.data.load(self.data, limit=1).class_names))
+        restricted.pretrained_cfg = net.pretrained_cfg
+        return restricted
 
     def build(self, method: str, prior: float | str, batch: int) -> eata.Adapter:
         """A new adapter around a new copy."""
         if method.startswith("window-"):  # its steps are those of batches of 64
             return eata.Window(self.build(method.removeprefix("window-"), prior, 64), length=64)
-        net = resnet50() if self.photographs else eata.models.load("resnet26-bn-cifar10")
+        net = self._new_net()
         kind = eata.EATA if method == "budget" else eata.methods.method(method)
         if kind is eata.Source:
             return eata.Source(net)
         arguments: dict[str, Any] = eata.preset(self.preset, kind)
         if "lr" in arguments:
             arguments["lr"] *= batch / 64
+        if "epsilon" in arguments and self.photographs:  # how alike predictions are depends on the number of classes
+            arguments["epsilon"] = eata.preset("cifar10", kind)["epsilon"]
         if kind is not eata.EATA:
             return kind(net, prior=prior, **arguments)  # type: ignore[call-arg]
         if self._fisher is None:
