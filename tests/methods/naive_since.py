@@ -86,13 +86,14 @@ class Naive:
 class RDumb(Naive):
     def __init__(self, net, lr, e0, epsilon, every):
         super().__init__(net, lr)
-        self.e0, self.epsilon, self.every, self.average = e0, epsilon, every, None
+        self.e0, self.epsilon, self.every, self.average, self.batches = e0, epsilon, every, None, 0
 
     def __call__(self, x):
         logits = self.net(x)
         rows = logits.detach().double().tolist()
         threshold = self.e0 * math.log(len(rows[0]))
         self.forwards += len(x)
+        self.batches += 1
         chosen = []
         for i, row in enumerate(rows):
             if entropy(row) < threshold:
@@ -107,10 +108,10 @@ class RDumb(Naive):
             mean = [sum(softmax(rows[i])[c] for i in chosen) / len(chosen) for c in range(len(rows[0]))]
             old = self.average
             self.average = mean if old is None else [0.1 * n + 0.9 * o for n, o in zip(mean, old, strict=True)]
-            if self.steps % self.every == 0:
-                self.back()
-                self.average = None
-                self.events.append("reset")
+        if self.batches % self.every == 0:
+            self.back()
+            self.average = None
+            self.events.append("reset")
         return logits.detach()
 
 

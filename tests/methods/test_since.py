@@ -60,6 +60,17 @@ def test_rdumb(norm, dtype, tolerance, trained, stream):
         assert {"empty", "step", "reset"} <= set(reference.events)
 
 
+def test_rdumb_starts_anew_when_no_sample_is_chosen_any_more(trained, stream):
+    """A collapsed model leaves all samples out; it is the batches that count."""
+    model = eata.RDumb(trained("gn"), e0=0.3, epsilon=0.45, every=3)
+    for parameter in model.parameters.values():
+        parameter.data = 0 * parameter.data
+    for x in stream([8, 8, 8]):
+        model(x)
+    assert model.stats.steps == 0
+    assert all(torch.equal(parameter, model.source[name]) for name, parameter in model.parameters.items())
+
+
 @each_optimizer
 @pytest.mark.parametrize("norm", ["bn", "gn"])
 def test_sar(optimizer, lr, norm, dtype, tolerance, trained, stream):

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from eata.gradient import Choice
 from eata.inputs import in_range
 from eata.methods.eata import ETA
 from eata.passes import Pass
@@ -17,13 +16,15 @@ if TYPE_CHECKING:
 
 
 class RDumb(ETA):
-    """ETA, but after every ``every`` steps weights, optimizer and moving average go back to the start. Stats go on.
+    """ETA, but after every ``every`` batches weights, optimizer and moving average go back to the start. Stats go on.
 
-    https://arxiv.org/abs/2306.05401: on streams that never end this is hard to beat.
+    https://arxiv.org/abs/2306.05401: on streams that never end this is hard to beat. The paper says steps, and its
+    program counts batches, with a step or without: a model that has collapsed predicts one class, leaves out every
+    sample as redundant, and would never take the step that brings it back.
 
     Args:
         net: a model with normalization layers.
-        every: steps from one start to the next, at least 1; the paper's 1000.
+        every: batches from one start to the next, at least 1; the paper's 1000.
         filters: ``e0``, ``epsilon``, ``alpha`` and all other arguments of ``eata.ETA``.
 
     >>> import torch
@@ -35,7 +36,7 @@ class RDumb(ETA):
     """
 
     every: int
-    #: steps since the last start
+    #: batches since the last start
     age: int
 
     def __init__(self, net: nn.Module, *, every: int = 1000, **filters: Unpack[Filters]) -> None:
@@ -44,8 +45,8 @@ class RDumb(ETA):
         self.declare(every=every)
         self.remember("age", 0)
 
-    def after_step(self, batch: Pass, choice: Choice) -> None:
-        super().after_step(batch, choice)
+    def learn(self, batch: Pass) -> None:
+        super().learn(batch)
         self.age += 1
         if self.age >= self.every:
             self.restore_source()
