@@ -29,3 +29,20 @@ def test_nothing_to_draw() -> None:
 
 def test_looks_differ_by_more_than_colour() -> None:
     assert len(set(COLOURS)) == len(set(MARKERS)) == len(COLOURS)
+
+
+def test_course_is_beside_the_source_and_no_two_methods_look_alike(result: Callable[..., dict[str, Any]]) -> None:
+    request = Request("streams", "digits", models=("m",))
+    cells = plan(request, 900)
+    results = {cell.id: result(cell, 50 + number % 30) for number, cell in enumerate(cells)}
+    table = tabulate(request, cells, results)
+    (plot,) = draw(table)
+    axis = plot.figure.axes[0]
+    drawn = {line.get_label(): line for line in axis.get_lines()}
+    assert set(drawn["Source"].get_ydata()) == {0.0}
+    assert len(drawn) > len(COLOURS)
+    assert len({(line.get_color(), line.get_linestyle()) for line in drawn.values()}) == len(drawn)
+    column = table.columns[0]
+    by_name = {line.name: line.course[column] for line in table.lines}
+    wanted = [error - least for (_, error), (_, least) in zip(by_name["Tent"], by_name["Source"], strict=True)]
+    assert list(drawn["Tent"].get_ydata()) == pytest.approx(wanted)

@@ -43,13 +43,13 @@ class Plot:
     def __init__(self, name: str, caption: str, figure: Figure) -> None:
         self.name = name
         self.caption = caption
-        self._figure = figure
+        self.figure = figure
 
     def svg(self) -> str:
         """The drawing as an ``<svg>`` element, without the XML head that pages do not want."""
         file = io.StringIO()
         with matplotlib.rc_context(STYLE):
-            self._figure.savefig(file, format="svg", bbox_inches="tight", metadata={"Date": None})
+            self.figure.savefig(file, format="svg", bbox_inches="tight", metadata={"Date": None})
         text = file.getvalue()
         return re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
 
@@ -57,7 +57,7 @@ class Plot:
         """The drawing as pixels, 200 to the inch."""
         file = io.BytesIO()
         with matplotlib.rc_context(STYLE):
-            self._figure.savefig(file, format="png", dpi=200, bbox_inches="tight")
+            self.figure.savefig(file, format="png", dpi=200, bbox_inches="tight")
         return file.getvalue()
 
 
@@ -295,28 +295,34 @@ def _barh(table: Table, name: str, label: str, value: Callable[[Line], float], p
 
 
 def _course(table: Table) -> Iterator[Plot]:
-    """Error over the course of each stream, a line a method."""
+    """Error over the course of each stream, a line a method; beside the source's, if it took part."""
     columns = [column for column in table.columns if any(line.course.get(column) for line in table.lines)]
     lines = _summary(table)
     if not columns or not lines:
         return
-    rows = -(-len(columns) // 2)
-    figure = Figure(figsize=(9.5, 2.6 * rows), layout="constrained")
-    axes = figure.subplots(rows, 2, sharey=True, squeeze=False).flatten()
+    wide = 1 if len(columns) == 1 else 2
+    rows = -(-len(columns) // wide)
+    figure = Figure(figsize=(9.5, 4.5 if wide == 1 else 2.6 * rows), layout="constrained")
+    axes = figure.subplots(rows, wide, sharey=True, squeeze=False).flatten()
+    source = next((line for line in lines if line.row == "source"), None)
     for axis, column in zip(axes, columns, strict=False):
+        # some corruptions are harder than others: without the source's error that would be all one sees
+        least = dict(source.course.get(column, ())) if source else {}
         for place, line in enumerate(lines):
             if line.course.get(column):
                 images, errors = zip(*line.course[column], strict=True)
                 # by their order: there are more methods than colours, and no two may look the same
                 again, colour = divmod(place, len(COLOURS))
-                axis.plot(images, errors, label=line.name, color=COLOURS[colour], linestyle=DASHES[again])
+                above = [error - least.get(at, 0.0) for at, error in zip(images, errors, strict=True)]
+                axis.plot(images, above, label=line.name, color=COLOURS[colour], linestyle=DASHES[again])
         axis.set_title(column, fontsize=9)
         axis.set_xlabel("images")
     for axis in axes[len(columns) :]:
         axis.set_visible(False)
-    axes[0].set_ylabel("error (%)")
+    axes[0].set_ylabel("error - source's (points)" if source else "error (%)")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper")
-    yield Plot("course", "Error over the course of each stream.", figure)
+    beside = ", beside the source's: below 0 is better than not adapting" if source else ""
+    yield Plot("course", f"Error over the course of each stream{beside}.", figure)
 
 
 PLOTS: dict[str, Callable[[Table], Iterator[Plot]]] = {
