@@ -5,11 +5,12 @@
     EATA_MEMO_GN=PATH python -m benchmarks.memo_gn --methods cotta --corruptions 3 --out results/memo-gn
 
 The settings are those of the published numbers (mariodoebler/test-time-adaptation): severity 5, batches of 200, Adam
-0.001 for all that learn; EATA with beta 1, epsilon 0.4 and omega per batch; LAME with the rbf affinity, the default of
-that program. SAR adapts all layers: the names that its program leaves alone (layer4) do not occur in this net. A seed
-is another order of the images within their class, under every corruption, and other random numbers of the method; the
-corruptions come as they are published, and the Fisher information is of the same images. What is done is kept: the same
-command goes on after the last corruption that was finished, and another one adds its methods and seeds to the folder.
+0.001 for all that learn but SAR, whose program takes SGD with momentum whatever the configuration says; EATA with beta
+1, epsilon 0.4 and omega per batch; LAME with the rbf affinity, the default of that program. SAR adapts all layers: the
+names that its program leaves alone (layer4) do not occur in this net. A seed is another order of the images within
+their class, under every corruption, and other random numbers of the method; the corruptions come as they are published,
+and the Fisher information is of the same images. What is done is kept: the same command goes on after the last
+corruption that was finished, and another one adds its methods and seeds to the folder.
 
 The weights are not part of this project (zhangmarvin/memo, MIT licence): ``EATA_MEMO_GN`` names the checkpoint, whose
 ``net`` holds them. ``eata bench ... --model benchmarks.memo_gn:net`` adapts the same net.
@@ -69,10 +70,10 @@ def build(method: str, seed: int) -> eata.Adapter:
         fisher = eata.fisher(net(), clean, per="batch")
         return eata.EATA(net(), fisher, beta=1.0, epsilon=0.4, **ADAM)  # type: ignore[arg-type]
     kind = eata.method(method)
-    own: dict[str, Any] = {"sar": {"exclude": ()}, "lame": {"affinity": "rbf"}}.get(method, {})
+    own: dict[str, Any] = {"sar": {"exclude": (), "optimizer": "sgd"}, "lame": {"affinity": "rbf"}}.get(method, {})
     learns = {} if method in ("source", "lame") else ADAM
     draws = {"seed": seed} if "seed" in methods.takes(kind) else {}
-    return kind(net(), **learns, **own, **draws)
+    return kind(net(), **{**learns, **own, **draws})
 
 
 def balanced(stream: eata.data.Stream, limit: int | None) -> NDArray[np.int64]:
