@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,8 +24,8 @@ import torch
 from torch import Tensor
 
 import eata
-from eata import norm, origin
-from eata.bench.store import hardware
+from eata import norm
+from eata.bench.manifest import manifest
 from eata.files import replacing
 from eata.gradient import Choice
 from eata.models import ResNet26
@@ -87,6 +86,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--results", type=Path, default=Path("results/statistics"), help="folder")
     chosen = parser.parse_args()
+    made = manifest("python -m benchmarks.statistics_cost") | {"load": "one thread; nothing else ran"}
     torch.set_num_threads(1)
     torch.manual_seed(0)
     x = torch.randn(chosen.batch, 3, 32, 32)
@@ -97,16 +97,8 @@ def main() -> None:
         found["auto / prior 64"] = over_a_stream(name, chosen.batch)
         rows.append({"what": name, **{key: round(value, 3) for key, value in found.items()}})
         print(rows[-1], flush=True)
-    manifest = {
-        "command": " ".join(["python -m benchmarks.statistics_cost", *sys.argv[1:]]),
-        "finished": time.strftime("%Y-%m-%d %H:%M:%S %z"),
-        "commit": origin.commit(),
-        "torch": torch.__version__,
-        "hardware": hardware(torch.device("cpu")),
-        "load": "one thread on a machine that did nothing else",
-    }
     with replacing(chosen.results / f"cost-{chosen.batch}.json") as temporary:
-        Path(temporary).write_text(json.dumps({"manifest": manifest, "rows": rows}, indent=1) + "\n")
+        Path(temporary).write_text(json.dumps({"manifest": made, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
