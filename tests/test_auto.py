@@ -305,6 +305,14 @@ def test_logits_that_are_not_finite_are_not_looked_at(trained, labelled):
     assert model.share < 1
 
 
+def test_a_net_that_gives_nan_is_not_looked_at_for_ever(trained, labelled):
+    model = eata.BN(trained(), prior="auto")
+    x = 1e38 * labelled(64)[0][0]
+    for _ in range(40):
+        model(x)
+    assert model.stats.forwards - 40 * 64 <= 0.1 * 40 * 64 + 4 * 3 * 64
+
+
 # --- state ------------------------------------------------------------------------------------------------------------
 
 

@@ -6,10 +6,10 @@ source that is sure of one wrong class; the mutual information (weight 1) is foo
 batch's own statistics spread the predictions over all classes.
 
 What classes a batch is made of shows in the statistics of the deep layers, a shift of the images in those of the
-early ones. So one candidate has the batch's share in the early layers only: it helps where images are shifted *and*
-come sorted by class. It also tells one stream from the other: the batch's share in the deep layers makes predictions
-surer if the stream is shuffled, and doubtful if it is sorted. So these two are compared first, and how much the spread
-of the predictions weighs against the source depends on which of them is left.
+early ones. So one candidate has the batch's share in the early layers (less and less, and none in the last): it helps
+where images are shifted *and* come sorted by class. It also tells one stream from the other: the batch's share in the
+deep layers makes predictions surer if the stream is shuffled, and doubtful if it is sorted. So these two are compared
+first, and how much the spread of the predictions weighs against the source depends on which of them is left.
 
 Only half and half learns. The two others have the source's statistics in the last layers, and its weights with them:
 while one of these is the best no step is taken, and what was learnt before comes back with the next choice. All three
@@ -130,7 +130,7 @@ class Auto(Statistics):
             "count": 0.0,  # samples in the sums of the looks so far; older looks count less
             "entropy": None,  # (candidates,)
             "predictions": None,  # (candidates, C)
-            "usual": [0.0, 0.0, 0.0],  # entropies since the choice: count, mean, mean square
+            "usual": [0.0, 0.0, 0.0],  # entropies since the last change: count, mean, mean square
             "block": [0.0, 0.0, 0.0],  # the same of the latest ones
         }
 
@@ -165,7 +165,7 @@ class Auto(Statistics):
             if carried["changed"]:  # what was seen before is of no use now
                 carried.update(count=0.0, entropy=None, predictions=None, changed=False)
         carried["credit"] = min(carried["credit"] + RATE * samples, FULL)
-        if not carried["missing"]:
+        if not carried["missing"] or carried["credit"] < -2 * FULL:  # a net that gives NaN would be looked at for ever
             return
         taken = min(samples, carried["missing"])
         rows = torch.arange(taken) * samples // taken  # spread over the batch

@@ -118,6 +118,8 @@ class GradientAdapter(Adapter):
             raise EataError(f"layers={layers} leaves nothing to adapt; use 1 or more, or None for all.")
         if lean and backward == "full":
             raise EataError("lean=True needs backward='rows'.")
+        if not callable(score):
+            raise EataError(f"score={score!r} is no function; give eata.functional.come_entropy, say, or your own.")
         # What can fail comes before the net is touched.
         self.require_adaptable(net)
         statistics = statistics or statistics_for(prior, net)
@@ -183,7 +185,7 @@ class GradientAdapter(Adapter):
         return self.step(self.gradients(batch, choice), choice.count)
 
     def after_step(self, batch: Pass, choice: Choice) -> None:
-        """After a step on ``choice``: moving averages, teachers, periodic resets."""
+        """After a step on ``choice``: moving averages, teachers."""
 
     # --- the loop -------------------------------------------------------------------------------------------------
 

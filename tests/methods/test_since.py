@@ -294,6 +294,8 @@ def test_an_error_in_the_net_puts_the_weights_back(pictured, stream):
         ("rotta", {"capacity": 0}, "capacity="), ("rotta", {"momentum": -0.1}, "momentum="),
         ("sar", {"optimizer": "adamw", "exclude": ()}, "optimizer"), ("sar", {"exclude": ["layer9"]}, "layer9"),
         ("deyo", {}, "exclude="), ("sar", {}, "exclude="),
+        ("rotta", {"prior": 64}, "prior=64"), ("rotta", {"prior": "auto"}, "prior='auto'"),
+        ("rdumb", {"score": "come"}, "score='come'"),
     ],
 )  # fmt: skip
 def test_arguments_out_of_range_are_named(method, arguments, culprit, pictured):

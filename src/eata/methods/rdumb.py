@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class RDumb(ETA):
-    """ETA, but after every ``every`` batches weights, optimizer and moving average go back to the start. Stats go on.
+    """ETA, but after every ``every`` batches that it may learn from all goes back to the start, but for the stats.
 
     https://arxiv.org/abs/2306.05401: on streams that never end this is hard to beat. The paper says steps, and its
     program counts batches, with a step or without: a model that has collapsed predicts one class, leaves out every

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from eata import functional, norm
 from eata.bank import Item, admit, same_size
+from eata.errors import EataError
 from eata.gradient import Choice
 from eata.inputs import Inputs, in_range
 from eata.methods.taught import Taught
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 class RoTTA(Taught):
     """The teacher answers, by statistics that move slowly; the student learns from a memory balanced over the classes.
 
-    After every ``capacity`` samples, the student on a view of the memory follows the teacher on the memory itself, by
-    cross-entropy, the younger a sample the more; then the teacher follows the student. Either has statistics of its own
-    that take in ``momentum`` of each such batch. https://arxiv.org/abs/2303.13899
+    After every ``capacity`` samples, the student on a view of the memory follows the teacher on the memory itself, the
+    younger a sample the more, and then the teacher the student; statistics of each take in ``momentum`` of the batch.
+    https://arxiv.org/abs/2303.13899
 
     Args:
         net: an image classifier with normalization layers; ``net.pretrained_cfg`` says how its input is normalized.
@@ -33,7 +34,7 @@ class RoTTA(Taught):
         keep: momentum of the teacher, 0 to 1; the paper's 0.999.
         flip: mirror half of the views; not for digits or text.
         seed: of the random numbers.
-        shared: ``lr`` (0.001), ``optimizer`` (``"adam"``) and others of ``eata.GradientAdapter``, not ``score``.
+        shared: ``lr`` (0.001), ``optimizer`` (``"adam"``), others of ``eata.GradientAdapter`` but ``score``, ``prior``.
 
     >>> net = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, 3))
     >>> net.pretrained_cfg = {"mean": (0.5,), "std": (0.5,)}
@@ -64,6 +65,8 @@ class RoTTA(Taught):
         in_range("capacity", capacity, low=1)
         for name, value in (("momentum", momentum), ("keep", keep)):
             in_range(name, value, low=0.0, high=1.0)
+        if "prior" in shared:
+            raise EataError(f"eata.RoTTA keeps statistics of its own; leave prior={shared['prior']!r} out.")
         layers = norm.batch_norm_layers(net)
         super().__init__(net, flip=flip, seed=seed, statistics=Slow(of_source(layers)), **shared)
         self.declare(capacity=capacity, momentum=momentum, keep=keep)
@@ -96,9 +99,9 @@ class RoTTA(Taught):
         age = images.first.new_tensor([item["age"] / self.capacity for item in items])
         of_teacher, of_student = (Slow(s, self.momentum) for s in (self.teacher_statistics, self.student_statistics))
         with self.using(self.teacher):
-            target = self._forward_by(of_teacher, images)
+            target = self._forward_by(of_teacher, images).logits
         student = self._forward_by(of_student, Inputs(self.views(images.first)), grad=True)
-        student.notes["target"] = target.logits
+        student.notes["target"] = target
         choice = Choice(torch.arange(len(items), device=age.device), torch.sigmoid(-age), len(items))
         stepped = self.step(self.gradients(student, choice), len(items))
         if stepped:
