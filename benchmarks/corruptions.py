@@ -1,6 +1,6 @@
 """How many times as many images a second our corruptions make as ``imagecorruptions`` does, on one core.
 
-    python -m benchmarks.corruptions              # both sizes; about five minutes
+    python -m benchmarks.corruptions --out results/speed-corruptions    # both sizes; about five minutes
     python -m benchmarks.corruptions --side 32 --rounds 3 snow fog
 
 The two are timed in turns on the same images, all five severities, in processor time (other programs do not disturb it
@@ -16,12 +16,14 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from statistics import mean, median
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks import record
 from eata.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 
 try:
@@ -82,21 +84,29 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="corruptions; default: all 15")
     parser.add_argument("--side", type=int, choices=sorted(COUNTS), help="pixels; default: both")
     parser.add_argument("--rounds", type=int, default=5, help="timings of each; default: 5")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="keep the times there, as results/speed-corruptions")
     options = parser.parse_args()
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
+    made, times, tables = record.manifest(), {}, []
     for side in [options.side] if options.side else sorted(COUNTS):
-        print(f"{side} x {side}: milliseconds an image, one core\n{'':20}{'reference':>10}{'eata':>10}{'times':>8}")
-        pairs = []
+        lines = [f"{side} x {side}: milliseconds an image on one core", "", "| corruption | reference | eata | times |"]
+        lines.append("|---|---:|---:|---:|")
+        print("\n".join(lines))
+        pairs = {}
         for name in options.names or CORRUPTIONS:
-            pairs.append(compare(name, side, options.rounds))
-            slow, fast = pairs[-1]
-            print(f"{name:20}{1000 * slow:10.3f}{1000 * fast:10.3f}{slow / fast:8.1f}", flush=True)
-        ratios = [slow / fast for slow, fast in pairs]
-        print(f"{'mean of the times':40}{mean(ratios):8.1f}")
-        print(f"{'geometric mean':40}{math.exp(mean(map(math.log, ratios))):8.1f}")
-        total = [sum(column) for column in zip(*pairs, strict=True)]
-        print(f"{'one after another':20}{1000 * total[0]:10.3f}{1000 * total[1]:10.3f}{total[0] / total[1]:8.1f}")
+            pairs[name] = slow, fast = compare(name, side, options.rounds)
+            lines.append(f"| {name} | {1000 * slow:.3f} | {1000 * fast:.3f} | {slow / fast:.1f} |")
+            print(lines[-1], flush=True)
+        ratios = [slow / fast for slow, fast in pairs.values()]
+        lines.append(f"| mean of the times | | | {mean(ratios):.1f} |")
+        lines.append(f"| geometric mean | | | {math.exp(mean(map(math.log, ratios))):.1f} |")
+        slow, fast = (sum(column) for column in zip(*pairs.values(), strict=True))
+        lines.append(f"| one after another | {1000 * slow:.3f} | {1000 * fast:.3f} | {slow / fast:.1f} |")
+        print("\n".join(lines[-3:]))
+        times[side] = {name: {"reference": slow, "eata": fast} for name, (slow, fast) in pairs.items()}
+        tables.append("\n".join(lines))
+    record.keep_folder(options.out, made, {"seconds an image": times}, tables)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How close the row-sparse gradient is to the textbook one, on a trained ResNet-26 under corruptions of CIFAR-10.
 
-    python -m benchmarks.gradient
+    python -m benchmarks.gradient --out results/rows-gradient
     python -m benchmarks.gradient --batches 8 fog contrast
     python -m benchmarks.gradient --weights checkpoint.safetensors    # tensors named net.*
 
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import eata
+from benchmarks import record
 from benchmarks.textbook import configure, entropy
 from eata import rows
 from eata.inputs import Inputs
@@ -70,22 +71,29 @@ def main() -> None:
     parser.add_argument("corruptions", nargs="*", default=CORRUPTIONS, help=f"default: {' '.join(CORRUPTIONS)}")
     parser.add_argument("--batches", type=int, default=4, help="of 64, for each corruption (default 4)")
     parser.add_argument("--weights", type=Path, help="safetensors file of a ResNet26(10, 'bn') in training")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="keep the numbers there, as results/rows-gradient")
     arguments = parser.parse_args()
+    made = record.manifest()
     net = trained(arguments.weights)
     parameters = configure(net)
-    print("| corruption | B'/B | rows stored | cosine | worst batch | norm |")
-    print("|---|---|---|---|---|---|")
+    lines = ["| corruption | B'/B | rows stored | cosine | worst batch | norm |", "|---|---:|---:|---:|---:|---:|"]
+    print("\n".join(lines))
+    kept = []
     for corruption in arguments.corruptions:
         stream = eata.data.load("cifar10", corruption=corruption, severity=5, limit=64 * arguments.batches)
         batches = [x for x, _ in stream.batches(64, mean=(0.5,) * 3, std=(0.5,) * 3)]
         for fraction in FRACTIONS:
             found = [compare(net, parameters, x, round(64 * fraction)) for x in batches]
             cosines, norms, stored = zip(*found, strict=True)
-            print(
-                f"| {corruption} | {fraction:.2g} | {mean(stored):.0f} | {mean(cosines):.3f} | {min(cosines):.3f} "
-                f"| {mean(norms):.2f} |",
-                flush=True,
+            kept.append(
+                {"corruption": corruption, "share": fraction, "cosines": cosines, "norms": norms, "rows": stored}
             )
+            lines.append(
+                f"| {corruption} | {fraction:.2g} | {mean(stored):.0f} | {mean(cosines):.3f} | {min(cosines):.3f} "
+                f"| {mean(norms):.2f} |"
+            )
+            print(lines[-1], flush=True)
+    record.keep_folder(arguments.out, made, {"batches": kept}, ["\n".join(lines)])
 
 
 if __name__ == "__main__":
