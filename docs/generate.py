@@ -169,7 +169,7 @@ def results(folder: Path, into: Path) -> dict[str, str]:
     pages = {f"result-{name}": _result(path, into) for name, path in found.items()}
     listed = [f"- [{_title(name)}](result-{name}.md){_by(path)}" for name, path in found.items()]
     if not listed:
-        listed = ["Nothing is kept yet. What was measured before is in the [roadmap](../roadmap.md#measured-earlier)."]
+        listed = ["Nothing is kept yet."]
     about = "Each page is made from a folder of `results/`; [how numbers get there](../numbers.md)."
     tree = "\n".join(["```{toctree}", ":hidden:", "", "reproduced", *pages, "```"])
     pages["reproduced"] = _reproduced(found)
