@@ -46,3 +46,13 @@ def test_course_is_beside_the_source_and_no_two_methods_look_alike(result: Calla
     by_name = {line.name: line.course[column] for line in table.lines}
     wanted = [error - least for (_, error), (_, least) in zip(by_name["Tent"], by_name["Source"], strict=True)]
     assert list(drawn["Tent"].get_ydata()) == pytest.approx(wanted)
+
+
+def test_no_two_lines_of_forgetting_look_alike(result: Callable[..., dict[str, Any]]) -> None:
+    request = Request("forgetting", "digits", models=("m",))
+    cells = plan(request, 900)
+    results = {cell.id: result(cell, 50 + number % 30) for number, cell in enumerate(cells)}
+    (plot,) = draw(tabulate(request, cells, results))
+    for axis in plot.figure.axes:
+        looks = [(line.get_color(), line.get_marker(), line.get_linestyle()) for line in axis.get_lines()]
+        assert len(set(looks)) == len(looks) == 8

@@ -18,7 +18,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#5
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), "-")
 HATCHES = ("", "///", "...", "xx", "\\\\\\", "++", "oo", "--")
-METHODS = ("eata", "tent", "eta", "bn", "source", "memo", "ttt", "augment")
+# whose look a row has, by how its name begins; no figure has both TTT and the budget
+LOOKS = {"eata-budget": 6, "eata": 0, "tent": 1, "eta": 2, "bn": 3, "source": 4, "memo": 5, "ttt": 6, "augment": 7}
 STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.size": 9,
@@ -72,9 +73,8 @@ def draw(table: Table) -> list[Plot]:
 def _style(table: Table, line: Line) -> dict[str, Any]:
     """The same look for a method in every plot; rows that are not named after a method go by their order."""
     rows = list(dict.fromkeys(one.row for one in table.lines))
-    method = line.row.split("-")[0].split(" ")[0]
-    place = rows.index(line.row) if method not in METHODS else METHODS.index(method)
-    place %= len(COLOURS)
+    known = (place for name, place in LOOKS.items() if re.match(rf"{name}\b", line.row))
+    place = next(known, rows.index(line.row)) % len(COLOURS)
     return {"color": COLOURS[place], "marker": MARKERS[place], "linestyle": DASHES[place]}
 
 
