@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
+from eata.bench import published
 from eata.bench.lines import name_of
 from eata.bench.tables import column_name
 from eata.data import CORRUPTIONS
@@ -56,7 +57,8 @@ class Column:
         folder: of ``results/``; several that have different rows are joined by ``+``.
         severity: as in the folder's ``table.csv``: 1 to 5, or ``"all"``.
         column: likewise, such as ``"mean"`` or ``"gaussian_noise"``.
-        what: ``"measured"`` (with its deviation, if any), ``"published"`` or ``"backwards"``.
+        what: ``"measured"`` (with its deviation, if any), ``"published"``, ``"backwards"``, or ``"paper"``: a table of
+            the paper that is not beside the run, whose label is the folder.
     """
 
     head: str
@@ -79,6 +81,9 @@ def records(folder: str) -> dict[tuple[str, str, str], dict[str, str]]:
 
 def cell(row: str, column: Column) -> str:
     """One number, as it is shown."""
+    if column.what == "paper":
+        paper = published.value([column.folder], row, int(column.severity), column.column)
+        return "" if paper is None else f"{paper:.1f}"
     found = records(column.folder).get((row, str(column.severity), column.column), {})
     value = found.get(column.what)
     if not value:
@@ -214,18 +219,15 @@ def rounds(folder: str) -> str:
 def photographs(severity: int) -> str:
     """ResNet-50, reset and never reset."""
     folder, lifelong = f"photographs-{severity}", f"photographs-lifelong-{severity}"
-    rows = ("source", "bn", "tent", "eta", "eata", "tent-lifelong", "eata-lifelong")
-    return grid(
-        rows,
-        [
-            Column("reset", folder, severity),
-            Column("clean after", folder, severity, "clean"),
-            Column("never reset", lifelong, severity),
-            Column("clean then", lifelong, severity, "clean"),
-            Column("backwards", folder, severity, what="backwards"),
-            Column("paper, 50,000 images", folder, severity, what="published"),
-        ],
-    )
+    rows = [row for row in (*MAIN, "tent-lifelong") if (row, str(severity), "mean") in records(f"{folder}+{lifelong}")]
+    paper = "tab:imagenet-c-level-5" if severity == 5 else "tab:imagenet-c-levels"
+    columns = [
+        Column("500 images", f"{folder}+{lifelong}", severity),
+        Column("backwards", f"{folder}+{lifelong}", severity, what="backwards"),
+        Column("clean after", lifelong, severity, "clean"),
+        Column("paper, 50,000 images", paper, severity, what="paper"),
+    ]
+    return grid(rows, columns) if rows else MISSING
 
 
 WINDOWS = tuple(f"{m}-window-{n}{e}" for n in (32, 64) for e in ("-exact", "") for m in ("tent", "eta"))
