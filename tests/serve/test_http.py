@@ -304,6 +304,7 @@ def test_metrics_count(served):
     for number in range(3):
         server.client.post(f"{NET}/infer", json=tensor(images(4, number)))
     server.client.post(f"{NET}/infer", json=tensor(images(9)))
+    server.settle()
     text = server.client.get("/metrics").text
     path = "/v2/models/{model}/infer"
     for line in (
