@@ -146,6 +146,20 @@ def test_learning_rates_are_scaled(place: Path) -> None:
     assert rate["tent-lr-x8"] == pytest.approx(8 * rate["tent"])
 
 
+def test_a_step_before_the_clock_changes_no_result(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = replace(REQUEST, experiment="wall-clock")
+    own, calls = Worker(request, place / "run"), []
+    monkeypatch.setattr(own, "adapter", lambda one, build=own.adapter: calls.append(one.id) or build(one))
+    for row in ("tent (full)", "eata (rows)"):
+        timed = cell(row, request, "gaussian_noise")
+        (shift,) = good(own.run(timed))
+        (plain,) = good(Worker(REQUEST, place / "plain").run(timed))
+        assert shift == plain
+        assert shift["forwards"] == shift["samples"] == 96
+        assert calls == [timed.id] * 2  # the one that is measured, and the one that is thrown away
+        calls.clear()
+
+
 def test_memory_of_a_step_is_measured(place: Path) -> None:
     request = Request("memory", "digits", models=("tiny:net",), limit=64)
     worker = Worker(request, place / "run")

@@ -60,6 +60,7 @@ class Experiment:
         plots: which of ``eata.bench.plots``.
         needs_data: the data it is about, where that has to be asked for.
         memory: measure the memory of a step too.
+        warm: a step before the clock starts: the first one of a process pays for its memory, a batch's time and more.
         by_model: each model is a column.
     """
 
@@ -76,6 +77,7 @@ class Experiment:
     plots: tuple[str, ...] = ()
     needs_data: str | None = None
     memory: bool = False
+    warm: bool = False
     by_model: bool = False
 
 
@@ -292,6 +294,7 @@ _ALL = (
         "accuracy",
         GAUSSIAN,
         plots=("seconds",),
+        warm=True,
     ),
     Experiment(
         "memory",

@@ -22,7 +22,7 @@ from torch import Tensor
 import eata
 from eata import device, functional, methods, origin
 from eata.bench import streams
-from eata.bench.experiments import MIXED
+from eata.bench.experiments import MIXED, find
 from eata.bench.materials import Batches, Materials
 from eata.bench.memory import peak
 from eata.bench.protocol import FISHER_SAMPLES, Cell, Request, Result, Stage
@@ -92,6 +92,8 @@ class Worker:
         with _threads(self.request.threads), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="A batch of 1 ")  # the experiment batch-1 is about that
             try:
+                if find(self.request.experiment).warm:
+                    self._warm(cell)
                 adapter = self.adapter(cell)
                 return known | {"settings": adapter.settings, "stages": self._stages(cell, adapter, advance)}
             except Exception as problem:  # one bad cell must not end a night's run
@@ -99,6 +101,13 @@ class Worker:
                     raise  # all the others would fail with it
                 reason = f"{type(problem).__name__}: {problem}"
                 return known | {"error": reason, "trace": traceback.format_exc()}
+
+    def _warm(self, cell: Cell) -> None:
+        """A step of a model that is thrown away: of the cell's kind, on its first batch."""
+        images, _ = next(self.images(cell, cell.stages[0]))
+        with self._precision():
+            self.adapter(cell)(images.to(self.device))
+        device.synchronize(self.device)
 
     def prepare(self, cells: list[Cell]) -> None:
         """Make the Fisher information that these cells need, each once."""
