@@ -56,3 +56,16 @@ def test_no_two_lines_of_forgetting_look_alike(result: Callable[..., dict[str, A
     for axis in plot.figure.axes:
         looks = [(line.get_color(), line.get_marker(), line.get_linestyle()) for line in axis.get_lines()]
         assert len(set(looks)) == len(looks) == 8
+
+
+@pytest.mark.parametrize("name", ["forgetting", "fisher-size"])
+def test_a_band_of_one_deviation_over_the_orders(name: str, result: Callable[..., dict[str, Any]]) -> None:
+    request = Request(name, "digits", models=("m",), seeds=(1, 2, 3))
+    cells = plan(request, 900)
+    results = {cell.id: result(cell, 60 + cell.seed, clean=80 + 2 * cell.seed) for cell in cells}
+    (plot,) = draw(tabulate(request, cells, results))
+    for axis in plot.figure.axes[:2]:
+        reaches = {tuple(band.get_datalim(axis.transData).intervaly) for band in axis.collections}
+        assert len(axis.collections) == len(axis.get_lines())
+        assert reaches <= {(61, 63), (82, 86)}  # 62 ± 1 on the corruption, 84 ± 2 on the clean set
+        assert reaches

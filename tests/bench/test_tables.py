@@ -70,11 +70,12 @@ def test_spread_of_the_mean_and_of_the_clean_set_over_the_orders(result: Make) -
     assert (line.mean, line.clean, line.clean_before) == (62, 84, 84)
     assert line.clean_by["fog"] == 84
     assert line.deviations["mean"] == pytest.approx(1)
-    assert line.deviations["clean"] == pytest.approx(2)
-    assert "| 62.0 ± 1.0 | 84.0 | 84.0 ± 2.0 |" in markdown(found)
+    assert [line.deviations[name] for name in ("clean", "new", "clean after fog")] == pytest.approx([2, 2, 2])
+    assert "| 62.0 ± 1.0 | 84.0 ± 2.0 | 84.0 ± 2.0 |" in markdown(found)
     records = {record["column"]: record for record in csv.DictReader(io.StringIO(to_csv(found)))}
     assert (float(records["mean"]["measured"]), float(records["mean"]["deviation"])) == (62, pytest.approx(1))
-    assert float(records["clean after fog"]["measured"]) == 84
+    after = records["clean after fog"]
+    assert (float(after["measured"]), float(after["deviation"])) == (84, pytest.approx(2))
 
 
 def test_an_entropy_curve_counts_the_backwards_of_its_preparation(result: Make) -> None:

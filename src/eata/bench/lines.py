@@ -31,6 +31,7 @@ NAMES = {
     "s=ent*div": "S",
 }
 POINTS = 30  # of a course
+CLEAN_AFTER = "clean after "  # and a column: the clean set when that was over
 
 
 @dataclass
@@ -41,8 +42,8 @@ class Line:
         row: name in the experiment.
         severity: 1 to 5 or None.
         values: error or accuracy in % by column, mean over the seeds.
-        deviations: standard deviation over the seeds by column, of the ``"mean"`` and of ``"clean"``, where there are
-            several.
+        deviations: standard deviation over the seeds, where there are several: by column, of the ``"mean"``, and of the
+            clean set as the names in a CSV file are: ``"clean"``, ``"new"``, ``"clean after "`` and a column.
         course: for each column that is a stream, (images so far, error in % of the last of them) along it.
         clean: error or accuracy on the clean set after adaptation, in %.
         clean_before: that of a new model, which has seen nothing else.
@@ -143,14 +144,16 @@ def _clean_set(line: Line, results: list[tuple[Cell, Result]], experiment: Exper
         for before, stage in zip(result["stages"], result["stages"][1:], strict=False):
             if stage["role"] == "clean" and before["role"] == "shift":
                 after.setdefault(_column(cell, before), []).append((cell, stage))
-    for column, stages in after.items():
-        _over_seeds(line.clean_by, {}, column, _by_seed(stages, experiment))
     last = [(cell, result["stages"][-1]) for cell, result in results]
     ends = [(cell, stage) for cell, stage in last if stage["role"] == "clean"]
     found: dict[str, float] = {}
     _over_seeds(found, line.deviations, "clean", _by_seed([e for e in ends if len(e[0].stages) > 1], experiment))
-    _over_seeds(found, {}, "new", _by_seed([e for e in ends if len(e[0].stages) == 1], experiment))
+    _over_seeds(found, line.deviations, "new", _by_seed([e for e in ends if len(e[0].stages) == 1], experiment))
     line.clean, line.clean_before = found.get("clean"), found.get("new")
+    for column, stages in after.items():
+        name = CLEAN_AFTER + column
+        _over_seeds(found, line.deviations, name, _by_seed(stages, experiment))
+        line.clean_by[column] = found[name]
 
 
 def _course(parts: list[list[list[int]]]) -> list[tuple[float, float]]:

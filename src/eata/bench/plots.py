@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
 
-from eata.bench.lines import Line
+from eata.bench.lines import CLEAN_AFTER, Line
 from eata.bench.tables import Table, column_name
 
 # Okabe and Ito's colours, safe for the colour-blind, from dark to light enough in grey print
@@ -114,6 +114,14 @@ def _measure(table: Table) -> str:
     return f"{table.experiment.measure} (%)"
 
 
+def _curve(axis: Any, places: Sequence[float], means: list[Any], spread: list[float | None], **look: Any) -> None:
+    """A line, and around it the standard deviation over the orders where there are several."""
+    axis.plot(places, means, **look)
+    known = [(x, mean - by, mean + by) for x, mean, by in zip(places, means, spread, strict=True) if by is not None]
+    if known:
+        axis.fill_between(*zip(*known, strict=True), color=look["color"], alpha=0.15, linewidth=0)
+
+
 def _errors(table: Table) -> Iterator[Plot]:
     lines = _summary(table)
     if len(table.columns) < 2:
@@ -169,10 +177,15 @@ def _forgetting(table: Table) -> Iterator[Plot]:
     for axis, (title, group) in zip(axes, kinds, strict=True):
         for line in group:
             look = _style(table, line)
-            for values, dash, what in ((line.values, "-", "corruption"), (line.clean_by, "--", "clean")):
+            for values, before, dash, what in (
+                (line.values, "", "-", "corruption"),
+                (line.clean_by, CLEAN_AFTER, "--", "clean"),
+            ):
                 heights = [values.get(column) for column in table.columns]
+                spread = [line.deviations.get(before + column) for column in table.columns]
                 face = {} if dash == "-" else {"markerfacecolor": "white"}
-                axis.plot(heights, label=f"{line.name}: {what}", **(look | {"linestyle": dash}), **face)
+                own = look | face | {"linestyle": dash, "label": f"{line.name}: {what}"}
+                _curve(axis, range(len(heights)), heights, spread, **own)
         _columns_axis(axis, table)
         axis.set_title(title, fontsize=9)
     axes[0].set_ylabel(_measure(table))
@@ -184,16 +197,17 @@ def _forgetting(table: Table) -> Iterator[Plot]:
 
 def _sweep(table: Table) -> Iterator[Plot]:
     lines = _summary(table)
-    panels = [(_measure(table), "values")]
-    panels += [(f"clean {_measure(table)}", "clean_by")] if any(line.clean_by for line in lines) else []
-    panels += [("backward passes", "backwards_by")]
+    panels: list[tuple[str, str, str | None]] = [(_measure(table), "values", "")]
+    panels += [(f"clean {_measure(table)}", "clean_by", CLEAN_AFTER)] if any(line.clean_by for line in lines) else []
+    panels += [("backward passes", "backwards_by", None)]
     figure, axes = _panels(len(panels), 3.4, 2.9, share=False)
-    for axis, (label, what) in zip(axes, panels, strict=True):
+    for axis, (label, what, before) in zip(axes, panels, strict=True):
         for line in lines:
             values = getattr(line, what)
             known = [column for column in table.columns if column in values]
             places = [float(column) for column in known]
-            axis.plot(places, [values[c] for c in known], label=line.name, **_style(table, line))
+            spread = [None if before is None else line.deviations.get(before + column) for column in known]
+            _curve(axis, places, [values[c] for c in known], spread, label=line.name, **_style(table, line))
             paper = [table.published(line, column) for column in known] if what == "values" and table.comparable else []
             if any(number is not None for number in paper):
                 axis.plot(places, paper, color="#7F7F7F", linestyle=":", marker="x", label=f"{line.name}, published")

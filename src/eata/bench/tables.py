@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from eata.bench import published
 from eata.bench.experiments import Experiment, find
-from eata.bench.lines import Line, line_of
+from eata.bench.lines import CLEAN_AFTER, Line, line_of
 from eata.bench.protocol import Cell, Request, Result
 from eata.bench.store import Run
 
@@ -193,7 +193,7 @@ def _rows(table: Table) -> Iterator[list[str]]:
             paper, difference = table.overall(line)
             cells += [_number(paper), "" if difference is None else f"{difference:+.1f}"]
         if "New" in heads:
-            cells.append(_number(line.clean_before))
+            cells.append(_number(line.clean_before, line.deviations.get("new")))
         if "Clean" in heads:
             cells.append(_number(line.clean, line.deviations.get("clean")))
         cells += [f"{line.forwards:,.0f}", f"{line.backwards:,.0f}", f"{line.seconds:.1f}"]
@@ -250,7 +250,7 @@ def to_csv(table: Table) -> str:
         values |= {"mean": line.mean} if table.summary and line.complete else {}
         values |= {"new": line.clean_before} if line.clean_before is not None else {}
         if len(line.clean_by) > 1:
-            values |= {f"clean after {column}": value for column, value in line.clean_by.items()}
+            values |= {f"{CLEAN_AFTER}{column}": value for column, value in line.clean_by.items()}
         for column, value in values.items():
             record = [line.row, severity, column, table.experiment.measure, value, line.deviations.get(column)]
             writer.writerow([*record, table.published(line, column), *(getattr(line, cost) for cost in COSTS)])
