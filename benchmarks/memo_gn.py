@@ -198,7 +198,8 @@ def summary(out: Path, method: str) -> list[str]:
     deviation = f"{statistics.stdev(errors):.2f}" if len(errors) > 1 else ""
     first = f"{statistics.fmean(mean_error(parts[:3]) for parts in found):.2f}" if length >= 3 else ""
     mean = f"{statistics.fmean(errors):.2f}"
-    return [method, str(length), str(len(errors)), mean, deviation, first, str(PUBLISHED[method])]
+    published = str(PUBLISHED[method]) if length == len(eata.data.CORRUPTIONS) else ""
+    return [method, str(length), str(len(errors)), mean, deviation, first, published]
 
 
 def keep(path: Path, value: Any) -> None:
