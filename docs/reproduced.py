@@ -18,7 +18,8 @@ from functools import cache, partial
 from pathlib import Path
 
 from eata.bench import published
-from eata.bench.lines import name_of
+from eata.bench.experiments import HELD
+from eata.bench.lines import CLEAN_AFTER, name_of
 from eata.bench.tables import column_name
 from eata.data import CORRUPTIONS
 
@@ -45,7 +46,8 @@ FIELD = (
     "rotta",
     "cotta",
 )
-LIFELONG = ("tent-lifelong", "eta-lifelong", "eata-lifelong", "eata-budget-lifelong")
+RESET = tuple(row for row, _, _ in HELD)
+LIFELONG = tuple(f"{row}-lifelong" for row in RESET)
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,8 @@ class Column:
         folder: of ``results/``; several that have different rows are joined by ``+``.
         severity: as in the folder's ``table.csv``: 1 to 5, or ``"all"``.
         column: likewise, such as ``"mean"`` or ``"gaussian_noise"``.
-        what: ``"measured"`` (with its deviation, if any), ``"published"``, ``"backwards"``, or ``"paper"``: a table of
-            the paper that is not beside the run, whose label is the folder.
+        what: ``"measured"`` (with its deviation, if any), ``"published"``, ``"backwards"``, ``"seconds"``; ``"paper"``:
+            a table of the paper that is not beside the run, whose label is the folder.
     """
 
     head: str
@@ -95,14 +97,25 @@ def cell(row: str, column: Column) -> str:
 
 
 def grid(rows: Sequence[str], columns: Iterable[Column], first: str = "") -> str:
-    """A table with a line for each row that has any number, and where it is from; columns without any are left out."""
+    """A table with a line for each row that has any number, and where it is from; columns without any are left out.
+
+    The corner says what is measured, after ``first``, if that is given.
+    """
     shown = [column for column in columns if any(cell(row, column) for row in rows)]
     if not shown:
         return MISSING
-    lines = [[first, *(column.head for column in shown)], ["---", *["---:"] * len(shown)]]
+    corner = ", ".join(filter(None, (first, unit(shown))))
+    lines = [[corner, *(column.head for column in shown)], ["---", *["---:"] * len(shown)]]
     lines += [[name_of(row), *found] for row in rows if any(found := [cell(row, column) for column in shown])]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"{table}\n\n{data(name for column in shown for name in column.folder.split('+'))}"
+
+
+def unit(columns: Sequence[Column]) -> str:
+    """Of a table's numbers: what its first measured column has, or what is counted if there is none."""
+    measured = (column.folder for column in columns if column.what == "measured")
+    measure = next((record["measure"] for folder in measured for record in records(folder).values()), None)
+    return f"{measure} (%)" if measure else {"backwards": "backward passes"}.get(columns[0].what, columns[0].what)
 
 
 def data(folders: Iterable[str]) -> str:
@@ -111,17 +124,15 @@ def data(folders: Iterable[str]) -> str:
     return f"Data: {', '.join(f'[{name}](../results/{name}/table.md)' for name in there)}."
 
 
-AFTER = "clean after "
-
-
 def swept(folder: str, rows: Sequence[str], severity: int = 5) -> str:
     """A table of what varies: a column for each value; then the clean set, where it was measured after each."""
     found = dict.fromkeys(column for _, _, column in records(folder) if column not in ("clean", "new"))
-    shifts = [name for name in found if not name.startswith(AFTER)]
+    shifts = [name for name in found if not name.startswith(CLEAN_AFTER)]
     tables = [grid(rows, [Column(column_name(name), folder, severity, name) for name in shifts])]
     if len(found) > len(shifts):
-        clean = [Column(name.removeprefix(AFTER), folder, severity, name) for name in found if name.startswith(AFTER)]
-        tables.append(grid(rows, clean, "clean set"))
+        clean = [name for name in found if name.startswith(CLEAN_AFTER)]
+        columns = [Column(name.removeprefix(CLEAN_AFTER), folder, severity, name) for name in clean]
+        tables.append(grid(rows, columns, "clean set"))
     return "\n\n".join(tables)
 
 
@@ -132,7 +143,7 @@ def beside(folder: str, rows: Sequence[str], column: str, severities: Sequence[i
         [
             Column(f"{head}, severity {severity}", folder, severity, column, what)
             for severity in severities
-            for head, what in (("here", "measured"), ("backwards", "backwards"), ("paper", "published"))
+            for head, what in (("here", "measured"), ("backwards", "backwards"), ("ImageNet-C", "published"))
         ],
     )
 
@@ -159,19 +170,38 @@ def cifar10c() -> str:
     )
 
 
-def paired(folder: str, rows: Sequence[str], other: str) -> str:
-    """How the rows differ from another one, stream by stream: the same images in the same order."""
-    found = {key: float(line["measured"]) for key, line in records(folder).items()}
-    lines = [f"| beside {name_of(other)} | better under | by points (mean, its standard error) |", "|---|---:|---:|"]
-    streams = [(str(severity), corruption) for severity in range(1, 6) for corruption in CORRUPTIONS]
+def paired(folder: str, rows: Sequence[str], other: str, severities: Sequence[int], before: str = "") -> str:
+    """How the rows differ from another one, stream by stream: the same images in the same order.
+
+    The severities of a corruption are no independent samples, so the standard error is over the corruptions.
+
+    Args:
+        folder: of ``results/``; several are joined by ``+``.
+        rows: beside ``other``.
+        other: also a row.
+        severities: all their streams are compared.
+        before: ``CLEAN_AFTER`` for the clean set after each corruption, in place of the corruption.
+    """
+    lines = [f"| beside {name_of(other)} | better in | by points (mean, its standard error) |", "|---|---:|---:|"]
     for row in rows:
-        places = ((found.get((name, *stream)) for name in (other, row)) for stream in streams)
-        gains = [theirs - ours for theirs, ours in places if theirs is not None and ours is not None]
-        if gains:
-            error = statistics.stdev(gains) / math.sqrt(len(gains))
-            better = f"{sum(gain > 0 for gain in gains)} of {len(gains)}"
-            lines.append(f"| {name_of(row)} | {better} | {statistics.fmean(gains):+.2f} ± {error:.2f} |")
+        found = (gains(folder, row, other, before + corruption, severities) for corruption in CORRUPTIONS)
+        of_corruptions = [of_one for of_one in found if of_one]
+        if of_corruptions:
+            every = [gain for of_one in of_corruptions for gain in of_one]
+            error = statistics.stdev(map(statistics.fmean, of_corruptions)) / math.sqrt(len(of_corruptions))
+            better = f"{sum(gain > 0 for gain in every)} of {len(every)}"
+            lines.append(f"| {name_of(row)} | {better} | {statistics.fmean(every):+.2f} ± {error:.2f} |")
     return "\n".join(lines) if len(lines) > 2 else MISSING
+
+
+def gains(folder: str, row: str, other: str, column: str, severities: Sequence[int]) -> list[float]:
+    """By how many points the row is better than the other, at each severity where both are there."""
+    places = [[records(folder).get((name, str(severity), column)) for name in (row, other)] for severity in severities]
+    return [
+        (float(ours["measured"]) - float(theirs["measured"])) * (-1 if ours["measure"] == "error" else 1)
+        for ours, theirs in places
+        if ours is not None and theirs is not None
+    ]
 
 
 def forgetting(severity: int) -> str:
@@ -216,6 +246,17 @@ def rounds(folder: str) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{data([folder])}"
 
 
+def backbones() -> str:
+    """Gaussian noise on several nets; photographs, which the large one sees, have a folder of their own."""
+    nets = {
+        "ResNet-26, BatchNorm": ("backbones", "resnet26-bn-cifar10"),
+        "the published GroupNorm": ("backbones", "benchmarks.memo_gn:net"),
+        "our GroupNorm, joint": ("backbones", "resnet26-gn-rotation-cifar10"),
+        "ResNet-50, photographs": ("backbones-resnet50", "benchmarks.imagenet_resnet50:resnet50"),
+    }
+    return grid(("source", "tent", "eata"), [Column(head, folder, 5, model) for head, (folder, model) in nets.items()])
+
+
 def photographs(severity: int) -> str:
     """ResNet-50, reset and never reset."""
     folder, lifelong = f"photographs-{severity}", f"photographs-lifelong-{severity}"
@@ -230,6 +271,7 @@ def photographs(severity: int) -> str:
     return grid(rows, columns) if rows else MISSING
 
 
+RATES = ("tent", "tent-lr-x4", "tent-lr-x8", "tent-lr-x10", "eata")
 WINDOWS = tuple(f"{m}-window-{n}{e}" for n in (32, 64) for e in ("-exact", "") for m in ("tent", "eta"))
 LIFELONG_5 = "cifar10-c-lifelong+cifar10-c-severity-5"
 TABLES = {
@@ -243,7 +285,7 @@ TABLES = {
     ),
     "lifelong-orders": lambda: written("lifelong"),
     "cifar10-c": cifar10c,
-    "paired": lambda: paired("cifar10-c", ("bn", "eta", "eata", "eata-lifelong"), "tent"),
+    "paired": lambda: paired("cifar10-c", ("bn", "eta", "eata", "eata-lifelong"), "tent", (1, 2, 3, 4, 5)),
     "backwards": lambda: grid(
         ("tent", "eta", "eata"),
         [Column(f"severity {severity}", "cifar10-c", severity, what="backwards") for severity in range(1, 6)],
@@ -251,12 +293,15 @@ TABLES = {
     "forgetting-5": lambda: forgetting(5),
     "forgetting-3": lambda: forgetting(3),
     "forgetting-reset": lambda: grid(
-        ("tent", "eta", "eata", "eata-budget"),
+        RESET,
         [
             Column(f"{what}, severity {severity}", f"forgetting-reset-{severity}", severity, column)
             for severity in (5, 3)
             for what, column in (("corruptions", "mean"), ("clean after", "clean"))
         ],
+    ),
+    "forgetting-reset-paired": lambda: paired(
+        "forgetting-reset-5+forgetting-reset-3", RESET[1:], "tent", (5, 3), CLEAN_AFTER
     ),
     "gn": lambda: grid(
         ("source-gn", "augment", "augment-crops", "memo"),
@@ -275,17 +320,24 @@ TABLES = {
         ],
     ),
     "components": lambda: beside("components", ("s=1", "s=ent", "s=ent*div"), "gaussian_noise", (3, 5)),
-    "learning-rates": lambda: beside(
-        "learning-rates", ("tent", "tent-lr-x4", "tent-lr-x8", "tent-lr-x10", "eata"), "gaussian_noise", (3, 5)
-    ),
+    "learning-rates": lambda: beside("learning-rates", RATES, "gaussian_noise", (3, 5)),
     "e0": lambda: swept("e0", ("eata",)),
     "fisher-size": lambda: swept("fisher-size", ("eta", "eata")),
     "test-size": lambda: swept("test-size", ("tent", "eata")),
     "entropy": lambda: swept("entropy", ("lowest entropy", "highest entropy"), 3),
+    "entropy-gn": lambda: swept("entropy-gn", ("lowest entropy", "highest entropy"), 3),
     "orders": lambda: swept("orders", ("eata",)),
     "mixed": lambda: beside("mixed", ("source", "tent", "eata"), "mixed", (3, 5)),
     "batch-1": lambda: beside("batch-1", ("source", "tent", "eta", *WINDOWS), "gaussian_noise", (5,)),
-    "backbones": lambda: swept("backbones", ("source", "tent", "eata")),
+    "backbones": backbones,
+    "wall-clock": lambda: grid(
+        [f"{method} ({mode})" for method in ("tent", "eata") for mode in ("full", "rows")],
+        [
+            Column("ResNet-26, 2,000 images", "wall-clock", 5, "mean", "seconds"),
+            Column("ResNet-50, 128 photographs", "wall-clock-resnet50", 5, "mean", "seconds"),
+        ],
+    ),
+    "photographs-rates": lambda: beside("photographs-learning-rates", RATES, "gaussian_noise", (5,)),
     **{
         name: partial(written, name)
         for name in (

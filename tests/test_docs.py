@@ -165,9 +165,9 @@ def test_a_table_of_what_reproduced(tmp_path, monkeypatch):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "table.md").write_text("| as it is |\n")
     (tmp_path / "run" / "table.csv").write_text(
-        "row,severity,column,measured,deviation,published,backwards\n"
-        "tent,5,mean,24.63,0.125,20.2,10000\n"
-        "eata-lifelong,5,mean,23.36,,,8290.4\n"
+        "row,severity,column,measure,measured,deviation,published,backwards\n"
+        "tent,5,mean,error,24.63,0.125,20.2,10000\n"
+        "eata-lifelong,5,mean,error,23.36,,,8290.4\n"
     )
     columns = [
         reproduced.Column("here", "run"),
@@ -176,26 +176,31 @@ def test_a_table_of_what_reproduced(tmp_path, monkeypatch):
         reproduced.Column("other", "none"),
     ]
     assert reproduced.grid(["source", "tent", "eata-lifelong"], columns).splitlines() == [
-        "|  | here | backwards | paper |",
+        "| error (%) | here | backwards | paper |",
         "| --- | ---: | ---: | ---: |",
         "| Tent | 24.6 ± 0.12 | 10,000 | 20.2 |",
         "| EATA (lifelong) | 23.4 | 8,290 |  |",
         "",
         "Data: [run](../results/run/table.md).",
     ]
+    assert reproduced.grid(["tent"], columns[1:2]).startswith("| backward passes | backwards |")
     (tmp_path / "swept").mkdir()
     (tmp_path / "swept" / "table.csv").write_text(
-        "row,severity,column,measured,deviation\neata,5,200,68.5,\neata,5,clean,90,\neata,5,clean after 200,90.25,\n"
+        "row,severity,column,measure,measured,deviation\neata,5,200,accuracy,68.5,\neata,5,clean,accuracy,90,\n"
+        "eata,5,clean after 200,accuracy,90.25,\n"
     )
     shift, _, clean, _ = reproduced.swept("swept", ["eata"]).split("\n\n")
     assert shift.endswith("| EATA | 68.5 |")
-    assert clean == "| clean set | 200 |\n| --- | ---: |\n| EATA | 90.2 |"
-    lines = [f"{row},5,{column},{value},"
-             for row, values in (("tent", (30, 20)), ("eata", (28, 21)))
-             for column, value in zip(("fog", "snow"), values, strict=True)]  # fmt: skip
-    (tmp_path / "swept" / "table.csv").write_text("\n".join(["row,severity,column,measured,deviation", *lines]))
-    reproduced.records.cache_clear()
-    assert reproduced.paired("swept", ["eta", "eata"], "tent").endswith("---:|\n| EATA | 1 of 2 | +0.50 ± 1.50 |")
+    assert clean == "| clean set, accuracy (%) | 200 |\n| --- | ---: |\n| EATA | 90.2 |"
+    for measure, before, gain in (("error", "", "+0.50"), ("accuracy", "clean after ", "-0.50")):
+        lines = [f"{row},5,{before}{column},{measure},{value},"
+                 for row, values in (("tent", (30, 20)), ("eata", (28, 21)))
+                 for column, value in zip(("fog", "snow"), values, strict=True)]  # fmt: skip
+        head = "row,severity,column,measure,measured,deviation"
+        (tmp_path / "swept" / "table.csv").write_text("\n".join([head, *lines]))
+        reproduced.records.cache_clear()
+        table = reproduced.paired("swept", ["eta", "eata"], "tent", (3, 5), before)
+        assert table.endswith(f"---:|\n| EATA | 1 of 2 | {gain} ± 1.50 |")
     assert reproduced.written("run") == "| as it is |\n\nData: [run](../results/run/table.md)."
     reproduced.records.cache_clear()
 
