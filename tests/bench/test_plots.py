@@ -69,3 +69,12 @@ def test_a_band_of_one_deviation_over_the_orders(name: str, result: Callable[...
         assert len(axis.collections) == len(axis.get_lines())
         assert reaches <= {(61, 63), (82, 86)}  # 62 ± 1 on the corruption, 84 ± 2 on the clean set
         assert reaches
+
+
+def test_bars_show_the_deviation_over_the_orders(result: Callable[..., dict[str, Any]]) -> None:
+    request = Request("learning-rates", "digits", models=("m",), severities=(5,), seeds=(1, 2, 3))
+    cells = plan(request, 900)
+    (plot,) = draw(tabulate(request, cells, {cell.id: result(cell, 60 + cell.seed) for cell in cells}))
+    (axis,) = plot.figure.axes
+    reaches = [segment[:, 0].tolist() for bar in axis.containers[1::2] for segment in bar[2][0].get_segments()]
+    assert reaches == [pytest.approx([37, 39])] * 5  # an error of 38 ± 1

@@ -281,21 +281,26 @@ def _colour(table: Table, line: Line) -> str:
 
 
 def _bars(table: Table) -> Iterator[Plot]:
-    yield _barh(table, "bars", _measure(table), lambda line: line.mean, published=table.comparable)
+    yield _barh(table, "bars", _measure(table), lambda line: line.mean, scores=True)
 
 
 def _seconds(table: Table) -> Iterator[Plot]:
-    yield _barh(table, "seconds", "seconds a stream", lambda line: line.seconds, published=False)
+    yield _barh(table, "seconds", "seconds a stream", lambda line: line.seconds, scores=False)
 
 
-def _barh(table: Table, name: str, label: str, value: Callable[[Line], float], published: bool) -> Plot:
+def _barh(table: Table, name: str, label: str, value: Callable[[Line], float], scores: bool) -> Plot:
+    """A bar a line; a score has a published one beside it, and a standard deviation where there are several orders."""
+    published = scores and table.comparable
     lines = [line for line in table.lines if line.severity is not None]
     figure, (axis,) = _panels(1, 6.4, 0.9 + 0.3 * len(lines))
     for place, line in enumerate(lines):
         severity = f", severity {line.severity}" if len(table.severities) > 1 else ""
         axis.barh(place, value(line), color=_style(table, line)["color"], alpha=0.85, height=0.65)
         paper = table.published(line, "mean") if published else None
-        end = max(value(line), paper or 0)
+        spread = line.deviations.get("mean", 0) if scores else 0
+        if spread:
+            axis.errorbar(value(line), place, xerr=spread, color="black", capsize=2)
+        end = max(value(line) + spread, paper or 0)
         axis.annotate(f"{value(line):.1f}", (end, place), (6, 0), textcoords="offset points", va="center")
         if paper is not None:
             axis.plot(paper, place, "D", color="white", markeredgecolor="black")
