@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import eata
-from benchmarks.accuracy import HALVES, error
+from benchmarks.gradient import HALVES
 from benchmarks.kept import Cell, Kept
-from benchmarks.lifelong import Watched
+from benchmarks.lifelong import Watched, error
 
 BUDGET = 0.02
 RATES = (0.2, 1.0, 5.0)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import eata
-from benchmarks.accuracy import HALVES
+from benchmarks.gradient import HALVES
 from benchmarks.statistics import ordered
 from eata import functional
 from eata.auto import CANDIDATES, SOURCE, Layered, choose

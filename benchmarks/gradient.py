@@ -31,6 +31,7 @@ from eata.norm import Statistics
 from eata.passes import Runner
 
 FRACTIONS = (1 / 64, 3 / 64, 0.25, 0.5, 0.75)
+HALVES = ((0.5,) * 3, (0.5,) * 3)  # mean and std of the images that the ResNet-26 was trained with
 CORRUPTIONS = ("gaussian_noise", "defocus_blur", "fog", "contrast", "jpeg_compression")
 
 
@@ -56,6 +57,7 @@ def compare(net: nn.Module, parameters: list[nn.Parameter], x: Tensor, chosen: i
 
 
 def trained(weights: Path | None) -> nn.Module:
+    """Our ResNet-26, or one in training: ``weights`` is its safetensors file. It sees images by ``HALVES``."""
     if weights is None:
         return eata.models.load("resnet26-bn-cifar10")
     net = eata.models.ResNet26(10, "bn")

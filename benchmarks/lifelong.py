@@ -29,8 +29,7 @@ import torch
 from torch import Tensor
 
 import eata
-from benchmarks.accuracy import HALVES, error
-from benchmarks.gradient import trained
+from benchmarks.gradient import HALVES, trained
 from benchmarks.kept import Cell, Kept
 
 FIRST = 2020  # the seed of the paper's order
@@ -64,6 +63,15 @@ def build(variant: str, limit: int | None) -> eata.ETA:
 def corruptions(seed: int) -> list[str]:
     names = list(eata.data.CORRUPTIONS)
     return names if seed == FIRST else [names[n] for n in np.random.RandomState(seed).permutation(len(names))]
+
+
+def error(model: eata.Adapter, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
+    """In percent, the model going on from where it is, and adapting as it goes."""
+    wrong = total = 0
+    for x, y in batches:
+        wrong += int((model(x).argmax(1) != y).sum())
+        total += len(y)
+    return 100 * wrong / total
 
 
 class Watched:

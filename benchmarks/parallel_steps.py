@@ -26,7 +26,7 @@ from torch import Tensor
 
 import eata
 from benchmarks import record
-from benchmarks.accuracy import HALVES
+from benchmarks.gradient import HALVES
 
 CORRUPTIONS = ("gaussian_noise", "fog", "contrast")
 Batches = list[tuple[Tensor, Tensor]]

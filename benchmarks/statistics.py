@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 import eata
-from benchmarks.accuracy import HALVES
+from benchmarks.gradient import HALVES
 from benchmarks.imagenet_resnet50 import resnet50
 from eata.bench.manifest import manifest
 from eata.bench.materials import Restricted

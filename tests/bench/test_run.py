@@ -199,7 +199,7 @@ def test_bad_words_get_one_sentence(place: Path, eata_says: Start) -> None:
     "name",
     [
         *("imagenet-r", "entropy", "e0", "fisher-size", "components", "batch-1", "wall-clock", "memory", "mixed"),
-        *("backbones", "test-size", "learning-rates"),
+        *("backbones", "test-size", "learning-rates", "rows"),
     ],
 )
 def test_every_kind_of_experiment_runs(place: Path, name: str) -> None:
