@@ -65,6 +65,22 @@ def test_limit_and_batch_are_the_users_but_batch_1_stays() -> None:
     assert {cell.batch for cell in plan(Request("e0", **DIGITS, batch=32), 900)} == {32}
 
 
+def test_the_backward_is_that_of_every_method_that_has_one() -> None:
+    cells = plan(Request("mixed", **DIGITS, backward="full"), 900)
+    assert {cell.method: cell.settings.get("backward") for cell in cells} == {
+        "source": None,
+        "tent": "full",
+        "eata": "full",
+    }
+    ids = {cell.id for cell in cells}
+    asked_nothing = {cell.id for cell in plan(Request("mixed", **DIGITS), 900)}
+    assert len(ids & asked_nothing) == 2  # the source at two severities
+    with pytest.raises(ValueError, match="no backward 'half'; there are auto, rows and full"):
+        plan(Request("mixed", **DIGITS, backward="half"), 900)
+    with pytest.raises(ValueError, match="leave out --backward"):
+        plan(Request("rows", **DIGITS, backward="full"), 900)
+
+
 def test_methods_are_chosen_by_row_or_by_method() -> None:
     request = Request("imagenet-c", **DIGITS, methods=("tent", "eata-lifelong"))
     assert {cell.row for cell in plan(request, 900)} == {"tent", "eata-lifelong"}

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from eata import methods
 from eata.bench import streams
 from eata.bench.experiments import MIXED, NATURAL, Experiment, Setting, Variant, find
 from eata.data import CORRUPTIONS
@@ -65,6 +66,7 @@ class Request:
         batch: images a batch; None: 64, and 256 for BN, as in the paper.
         stream: how the shifts follow one another, as ``eata.bench.streams`` names it; None: the experiment's way. Of an
             experiment that compares streams: those to run, with commas.
+        backward: ``"full"``, ``"rows"`` or ``"auto"``, of the methods that take it; None: the experiment's.
         threads: of a cell. Part of the request because it decides the last bits of the results.
         device: that the cells run on, such as ``"cpu"`` or ``"cuda:1"``; likewise.
         amp: mixed precision; likewise.
@@ -80,6 +82,7 @@ class Request:
     seeds: tuple[int, ...] = ()
     batch: int | None = None
     stream: str | None = None
+    backward: str | None = None
     threads: int = 1
     device: str = "cpu"
     amp: bool = False
@@ -214,6 +217,10 @@ def plan(request: Request, available: int) -> list[Cell]:
             raise EataError(f"{experiment.name} has a stream of its own; --stream is for experiments on corruptions.")
     if len(request.models) > 1 and not experiment.by_model:
         raise EataError(f"{experiment.name} takes one model, not {len(request.models)}; several are for 'backbones'.")
+    if request.backward not in (None, "auto", "rows", "full"):
+        raise EataError(f"There is no backward {request.backward!r}; there are auto, rows and full.")
+    if request.backward and any("backward" in variant.settings for variant in experiment.variants):
+        raise EataError(f"{experiment.name} compares one backward with another by itself; leave out --backward.")
     for severity in request.severities:
         if severity not in range(1, 6):
             raise EataError(f"There is no severity {severity}; there are 1 (slight) to 5 (severe).")
@@ -271,6 +278,8 @@ def _cells(experiment: Experiment, request: Request, variant: Variant, severity:
     settings = dict(variant.settings)
     if request.stream is not None and "stream" not in settings:
         settings["stream"] = streams.parse(request.stream).name
+    if request.backward is not None and "backward" in methods.takes(methods.METHODS[variant.method]):
+        settings["backward"] = request.backward
     limits = [int(limit) for limit in (settings.pop("limit", None), request.limit) if limit is not None]
     batch, rounds = int(settings.pop("batch", BATCH)), int(settings.pop("rounds", 1))
     cell = Cell(

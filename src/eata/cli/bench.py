@@ -65,6 +65,10 @@ def bench(
             "two of them as in gradual+correlated; default: the experiment's. Some of those of 'streams', with commas."
         ),
     ] = "",
+    backward: Annotated[
+        str,
+        typer.Option(help="full: the textbook's, as the paper takes; rows: a faster one; default: rows on a CPU."),
+    ] = "",
     threads: Annotated[
         int, typer.Option(min=1, help="Threads a stream; the same number gives the same bits on either engine.")
     ] = 1,
@@ -115,6 +119,7 @@ def bench(
         seeds=numbers(seeds) if seeds else (),
         batch=batch,
         stream=stream or None,
+        backward=backward or None,
         threads=threads,
         device=str(on),
         amp=amp,
