@@ -13,7 +13,7 @@ import math
 import re
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -96,19 +96,20 @@ def cell(row: str, column: Column) -> str:
     return f"{float(value):.1f} ± {float(deviation):.2f}" if deviation else f"{float(value):.1f}"
 
 
-def grid(rows: Sequence[str], columns: Iterable[Column], first: str = "") -> str:
-    """A table with a line for each row that has any number, and where it is from; columns without any are left out.
-
-    The corner says what is measured, after ``first``, if that is given.
-    """
+def grid(rows: Sequence[str], columns: Iterable[Column]) -> str:
+    """A table with a line for each row that has any number; columns without any are left out."""
     shown = [column for column in columns if any(cell(row, column) for row in rows)]
     if not shown:
         return MISSING
-    corner = ", ".join(filter(None, (first, unit(shown))))
-    lines = [[corner, *(column.head for column in shown)], ["---", *["---:"] * len(shown)]]
-    lines += [[name_of(row), *found] for row in rows if any(found := [cell(row, column) for column in shown])]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"{table}\n\n{data(name for column in shown for name in column.folder.split('+'))}"
+    lines = [[name_of(row), *found] for row in rows if any(found := [cell(row, column) for column in shown])]
+    return text([unit(shown), *(column.head for column in shown)], lines, shown)
+
+
+def text(head: Sequence[str], lines: Iterable[Sequence[str]], columns: Iterable[Column]) -> str:
+    """A table, and where its columns are from."""
+    table = [head, ["---", *["---:"] * (len(head) - 1)], *lines]
+    names = (name for column in columns for name in column.folder.split("+"))
+    return "\n".join(f"| {' | '.join(line)} |" for line in table) + f"\n\n{data(names)}"
 
 
 def unit(columns: Sequence[Column]) -> str:
@@ -124,16 +125,24 @@ def data(folders: Iterable[str]) -> str:
     return f"Data: {', '.join(f'[{name}](../results/{name}/table.md)' for name in there)}."
 
 
-def swept(folder: str, rows: Sequence[str], severity: int = 5) -> str:
-    """A table of what varies: a column for each value; then the clean set, where it was measured after each."""
-    found = dict.fromkeys(column for _, _, column in records(folder) if column not in ("clean", "new"))
-    shifts = [name for name in found if not name.startswith(CLEAN_AFTER)]
-    tables = [grid(rows, [Column(column_name(name), folder, severity, name) for name in shifts])]
-    if len(found) > len(shifts):
-        clean = [name for name in found if name.startswith(CLEAN_AFTER)]
-        columns = [Column(name.removeprefix(CLEAN_AFTER), folder, severity, name) for name in clean]
-        tables.append(grid(rows, columns, "clean set"))
-    return "\n\n".join(tables)
+def swept(what: str, series: Sequence[tuple[str, Column]]) -> str:
+    """A table of what varies: a line for each value, and a column for each series that has any number.
+
+    Args:
+        what: varies.
+        series: rows of tables, the values being their columns; the ``column`` that is given here stands before a
+            value's name, such as ``CLEAN_AFTER``.
+    """
+    names = [column for _, of in series[:1] for _, _, column in records(of.folder)]
+    values = [
+        name for name in dict.fromkeys(names) if name not in ("clean", "new") and not name.startswith(CLEAN_AFTER)
+    ]
+    found = {of: [cell(row, replace(of, column=of.column + value)) for value in values] for row, of in series}
+    shown = [of for of in found if any(found[of])]
+    if not shown:
+        return MISSING
+    lines = ([column_name(value), *(found[of][n] for of in shown)] for n, value in enumerate(values))
+    return text([f"{what}: {unit(shown)}", *(of.head for of in shown)], lines, shown)
 
 
 def beside(folder: str, rows: Sequence[str], column: str, severities: Sequence[int]) -> str:
@@ -321,12 +330,45 @@ TABLES = {
     ),
     "components": lambda: beside("components", ("s=1", "s=ent", "s=ent*div"), "gaussian_noise", (3, 5)),
     "learning-rates": lambda: beside("learning-rates", RATES, "gaussian_noise", (3, 5)),
-    "e0": lambda: swept("e0", ("eata",)),
-    "fisher-size": lambda: swept("fisher-size", ("eta", "eata")),
-    "test-size": lambda: swept("test-size", ("tent", "eata")),
-    "entropy": lambda: swept("entropy", ("lowest entropy", "highest entropy"), 3),
-    "entropy-gn": lambda: swept("entropy-gn", ("lowest entropy", "highest entropy"), 3),
-    "orders": lambda: swept("orders", ("eata",)),
+    "e0": lambda: swept(
+        "E0 / ln C", [("eata", Column("BatchNorm", "e0", column="")), ("eata", Column("GroupNorm", "e0-gn", column=""))]
+    ),
+    "fisher-size": lambda: swept(
+        "samples",
+        [
+            (row, Column(f"{name_of(row)}{head}", "fisher-size", column=before))
+            for before, head in (("", ""), (CLEAN_AFTER, ", clean set"))
+            for row in ("eta", "eata")
+        ],
+    ),
+    "test-size": lambda: swept(
+        "samples",
+        [
+            (row, Column(f"{name_of(row)}{head}", folder, column="", what=what))
+            for head, folder, what in (
+                ("", "test-size", "measured"),
+                (", GroupNorm", "test-size-gn", "measured"),
+                (", ImageNet-C", "test-size", "published"),
+            )
+            for row in ("tent", "eata")
+        ],
+    ),
+    "entropy": lambda: swept(
+        "share in %",
+        [
+            (f"{side} entropy", Column(f"{net}, {side} entropy", folder, 3, ""))
+            for net, folder in (("BatchNorm", "entropy"), ("GroupNorm", "entropy-gn"))
+            for side in ("lowest", "highest")
+        ],
+    ),
+    "orders": lambda: swept(
+        "EATA",
+        [
+            ("eata", Column("here", "orders", column="")),
+            ("eata", Column("ImageNet-C", "tab:mean_and_std", column="", what="paper")),
+            ("eata-stdev", Column("its deviation", "tab:mean_and_std", column="", what="paper")),
+        ],
+    ),
     "mixed": lambda: beside("mixed", ("source", "tent", "eata"), "mixed", (3, 5)),
     "batch-1": lambda: beside("batch-1", ("source", "tent", "eta", *WINDOWS), "gaussian_noise", (5,)),
     "backbones": backbones,

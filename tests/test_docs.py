@@ -186,12 +186,21 @@ def test_a_table_of_what_reproduced(tmp_path, monkeypatch):
     assert reproduced.grid(["tent"], columns[1:2]).startswith("| backward passes | backwards |")
     (tmp_path / "swept").mkdir()
     (tmp_path / "swept" / "table.csv").write_text(
-        "row,severity,column,measure,measured,deviation\neata,5,200,accuracy,68.5,\neata,5,clean,accuracy,90,\n"
-        "eata,5,clean after 200,accuracy,90.25,\n"
+        "row,severity,column,measure,measured,deviation,published\neata,5,200,accuracy,68.5,0.25,\n"
+        "eata,5,fog,accuracy,70,,\neata,5,clean,accuracy,90,,\neata,5,clean after 200,accuracy,90.25,,\n"
     )
-    shift, _, clean, _ = reproduced.swept("swept", ["eata"]).split("\n\n")
-    assert shift.endswith("| EATA | 68.5 |")
-    assert clean == "| clean set, accuracy (%) | 200 |\n| --- | ---: |\n| EATA | 90.2 |"
+    series = [
+        ("eata", reproduced.Column("here", "swept", column="")),
+        ("eata", reproduced.Column("clean", "swept", column="clean after ")),
+        ("eata", reproduced.Column("paper", "swept", column="", what="published")),
+    ]
+    assert reproduced.swept("Q", series).splitlines()[:4] == [
+        "| Q: accuracy (%) | here | clean |",
+        "| --- | ---: | ---: |",
+        "| 200 | 68.5 ± 0.25 | 90.2 |",
+        "| Fog | 70.0 |  |",
+    ]
+    assert reproduced.swept("Q", [("tent", reproduced.Column("here", "none"))]) == reproduced.MISSING
     for measure, before, gain in (("error", "", "+0.50"), ("accuracy", "clean after ", "-0.50")):
         lines = [f"{row},5,{before}{column},{measure},{value},"
                  for row, values in (("tent", (30, 20)), ("eata", (28, 21)))
