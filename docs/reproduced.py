@@ -150,9 +150,13 @@ def beside(folder: str, rows: Sequence[str], column: str, severities: Sequence[i
     return grid(
         rows,
         [
-            Column(f"{head}, severity {severity}", folder, severity, column, what)
+            Column(head, folder, severity, column, what)
             for severity in severities
-            for head, what in (("here", "measured"), ("backwards", "backwards"), ("ImageNet-C", "published"))
+            for head, what in (
+                (f"severity {severity}", "measured"),
+                ("backwards", "backwards"),
+                ("ImageNet-C", "published"),
+            )
         ],
     )
 
