@@ -324,10 +324,13 @@ TABLES = {
             Column("paper", "gn-tta-memo", "all", what="published"),
         ],
     ),
+    "gn-paired": lambda: paired("gn-tta-memo", ("augment", "augment-crops", "memo"), "source-gn", (1, 2, 3, 4, 5)),
+    "ttt-paired": lambda: paired("ttt-severity-5", ("ttt", "ttt-episodic"), "source-gn-jt", (5,)),
     "ttt": lambda: grid(
         ("source-gn-jt", "ttt", "ttt-episodic"),
         [
-            Column("15 x 1,000, severity 5", "ttt-severity-5"),
+            Column("severity 5, 1,000 images", "ttt-severity-5"),
+            Column("severity 5, 100 images", "ttt"),
             Column("75 x 100", "ttt", "all"),
             Column("paper", "ttt", "all", what="published"),
         ],
