@@ -209,11 +209,12 @@ def paired(folder: str, rows: Sequence[str], other: str, severities: Sequence[in
 def gains(folder: str, row: str, other: str, column: str, severities: Sequence[int]) -> list[float]:
     """By how many points the row is better than the other, at each severity where both are there."""
     places = [[records(folder).get((name, str(severity), column)) for name in (row, other)] for severity in severities]
-    return [
-        (float(ours["measured"]) - float(theirs["measured"])) * (-1 if ours["measure"] == "error" else 1)
-        for ours, theirs in places
-        if ours is not None and theirs is not None
-    ]
+    return [right(ours) - right(theirs) for ours, theirs in places if ours is not None and theirs is not None]
+
+
+def right(record: dict[str, str]) -> float:
+    """The accuracy in %, whichever was measured."""
+    return float(record["measured"]) if record["measure"] == "accuracy" else 100 - float(record["measured"])
 
 
 def forgetting(severity: int) -> str:
@@ -298,7 +299,9 @@ TABLES = {
     "lifelong-orders": lambda: written("lifelong"),
     "cifar10-c": cifar10c,
     "paired": lambda: paired("cifar10-c", ("bn", "eta", "eata", "eata-lifelong"), "tent", (1, 2, 3, 4, 5)),
-    "paired-orders": lambda: paired("forgetting-reset-5", RESET[1:], "tent", (5,)),
+    "paired-orders": lambda: paired(
+        "forgetting-reset-5+rows-accuracy", ("eta", "eta (full)", "eata", "eata (full)", "eata-budget"), "tent", (5,)
+    ),
     "backwards": lambda: grid(
         ("tent", "eta", "eata"),
         [Column(f"severity {severity}", "cifar10-c", severity, what="backwards") for severity in range(1, 6)],
@@ -385,6 +388,9 @@ TABLES = {
             Column("ResNet-26, 2,000 images", "wall-clock", 5, "mean", "seconds"),
             Column("ResNet-50, 128 photographs", "wall-clock-resnet50", 5, "mean", "seconds"),
         ],
+    ),
+    "last-layers": lambda: paired(
+        "forgetting-reset-5+rows-accuracy", ("eata (full)", "eata (last 8 layers)"), "eata", (5,)
     ),
     "photographs-rates": lambda: beside("photographs-learning-rates", RATES, "gaussian_noise", (5,)),
     **{

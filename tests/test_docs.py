@@ -210,6 +210,14 @@ def test_a_table_of_what_reproduced(tmp_path, monkeypatch):
         reproduced.records.cache_clear()
         table = reproduced.paired("swept", ["eta", "eata"], "tent", (3, 5), before)
         assert table.endswith(f"---:|\n| EATA | 1 of 2 | {gain} ± 1.50 |")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "table.csv").write_text("\n".join([head, "rows,5,fog,error,27,", "rows,5,snow,error,22,"]))
+    (tmp_path / "swept" / "table.csv").write_text(
+        "\n".join([head, "tent,5,fog,accuracy,70,", "tent,5,snow,accuracy,80,"])
+    )
+    reproduced.records.cache_clear()
+    table = reproduced.paired("swept+other", ["rows"], "tent", (5,))
+    assert table.endswith("| rows | 1 of 2 | +0.50 ± 2.50 |")
     assert reproduced.written("run") == "| as it is |\n\nData: [run](../results/run/table.md)."
     reproduced.records.cache_clear()
 
