@@ -284,6 +284,7 @@ def photographs(severity: int) -> str:
     return grid(rows, columns) if rows else MISSING
 
 
+COMPONENTS = ("s=1", "s=ent", "s=ent*div")
 RATES = ("tent", "tent-lr-x4", "tent-lr-x8", "tent-lr-x10", "eata")
 WINDOWS = tuple(f"{m}-window-{n}{e}" for n in (32, 64) for e in ("-exact", "") for m in ("tent", "eta"))
 LIFELONG_5 = "cifar10-c-lifelong+cifar10-c-severity-5"
@@ -338,7 +339,15 @@ TABLES = {
             Column("paper", "ttt", "all", what="published"),
         ],
     ),
-    "components": lambda: beside("components", ("s=1", "s=ent", "s=ent*div"), "gaussian_noise", (3, 5)),
+    "components": lambda: beside("components", COMPONENTS, "gaussian_noise", (3, 5)),
+    "components-gn": lambda: grid(
+        COMPONENTS,
+        [
+            Column(head, "components-gn", severity, "gaussian_noise", what)
+            for severity in (3, 5)
+            for head, what in ((f"severity {severity}", "measured"), ("backwards", "backwards"))
+        ],
+    ),
     "learning-rates": lambda: beside("learning-rates", RATES, "gaussian_noise", (3, 5)),
     "e0": lambda: swept(
         "E0 / ln C", [("eata", Column("BatchNorm", "e0", column="")), ("eata", Column("GroupNorm", "e0-gn", column=""))]
