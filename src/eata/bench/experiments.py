@@ -312,8 +312,8 @@ _ALL = (
         "rows",
         ("not in the paper",),
         "What a faster backward costs",
-        "Tent, ETA and EATA with the textbook ('full') and the row-sparse ('rows') backward, and EATA that adapts the "
-        "last third of the layers: the error under 15 corruptions.",
+        "Tent, ETA and EATA with the textbook ('full') and the row-sparse ('rows') backward, and EATA that adapts its "
+        "last 8 layers only: the error under 15 corruptions.",
         (*BACKWARDS, Variant("eata (last 8 layers)", "eata", settings={"layers": 8})),
     ),
     Experiment(
