@@ -328,6 +328,7 @@ TABLES = {
             Column("paper", "gn-tta-memo", "all", what="published"),
         ],
     ),
+    "paired-orders-3": lambda: paired("forgetting-reset-3", RESET[1:], "tent", (3,)),
     "gn-paired": lambda: paired("gn-tta-memo", ("augment", "augment-crops", "memo"), "source-gn", (1, 2, 3, 4, 5)),
     "ttt-paired": lambda: paired("ttt-severity-5", ("ttt", "ttt-episodic"), "source-gn-jt", (5,)),
     "ttt": lambda: grid(
